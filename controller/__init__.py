@@ -1,0 +1,1 @@
+"""The Ray driver: starts and watches the pools, publishes endpoints to routers."""

@@ -1,0 +1,1 @@
+"""KV in; tokens out. The authority on reservations."""

@@ -1,0 +1,1 @@
+"""Model execution shared by both workers: layers, attention, weights, sampler, KV tensors."""

@@ -1,0 +1,102 @@
+"""Where a request's tokens live: layout (which layers, which slots) and block tables. Knows counts and ids, no tensors."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.errors import InternalError
+from shoal.placement.blocks import BlockIds, BlockPool
+from shoal.visibility import PromptSplit, Visibility, VisibilityKind
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """The geometry of one request's KV under a resolved visibility (design §2, §4).
+
+    In lower layers slot = position. In upper layers `speed` is dense: α anchors, then the decode tokens.
+    """
+
+    num_layers: int  # L
+    visibility: Visibility
+    split: PromptSplit
+
+    @classmethod
+    def of(cls, num_layers: int, visibility: Visibility, num_prompt_tokens: int) -> "KvLayout":
+        return cls(num_layers, visibility, visibility.split(num_prompt_tokens))
+
+    @property
+    def lower_layers(self) -> range:
+        return range(self.visibility.depth(self.num_layers))
+
+    @property
+    def upper_layers(self) -> range:
+        return range(self.visibility.depth(self.num_layers), self.num_layers)
+
+    def upper_slot(self, position: int) -> int:
+        """The upper slot of a visible position (an anchor or a decode token, under `speed`)."""
+        if self.visibility.kind is not VisibilityKind.SPEED or position < self.split.num_anchor_tokens:
+            return position
+        if position < self.split.num_prefill_tokens:
+            raise InternalError(f"position {position} is not visible in upper layers under {self.visibility}")
+        return self.split.num_anchor_tokens + position - self.split.num_prefill_tokens
+
+    def num_upper_slots(self, num_tokens: int) -> int:
+        """Upper slots when positions 0 … num_tokens − 1 (num_tokens ≥ P) have been run by decode."""
+        if not self.upper_layers:
+            return 0
+        if self.visibility.kind is VisibilityKind.SPEED:
+            return self.split.num_anchor_tokens + num_tokens - self.split.num_prefill_tokens
+        return num_tokens
+
+
+class BlockTable:
+    """Blocks of one visible set of one request. `ids[layer − layers.start, slot // block_size]` is the block of a slot."""
+
+    def __init__(self, layers: range, block_size: int) -> None:
+        self.layers = layers
+        self.block_size = block_size
+        self.ids: BlockIds = np.empty((len(layers), 0), dtype=np.int32)
+
+    @property
+    def num_slots(self) -> int:
+        """Slots the table has room for."""
+        return int(self.ids.shape[1]) * self.block_size
+
+    def num_missing_blocks(self, num_slots: int) -> int:
+        """Blocks to allocate so that `num_slots` fit."""
+        return len(self.layers) * max(0, -(-num_slots // self.block_size) - int(self.ids.shape[1]))
+
+    def extend(self, ids: BlockIds) -> None:
+        """Append blocks, the same number for each layer."""
+        self.ids = np.concatenate([self.ids, ids.reshape(len(self.layers), -1)], axis=1)
+
+    def layer_ids(self, layer: int) -> BlockIds:
+        """Block ids of one layer, in slot order."""
+        ids: BlockIds = self.ids[layer - self.layers.start]
+        return ids
+
+
+class RequestTables:
+    """The `lower` and `upper` tables of one request, owned until `release`."""
+
+    def __init__(self, pool: BlockPool, block_size: int, layout: KvLayout) -> None:
+        self.layout = layout
+        self.lower = BlockTable(layout.lower_layers, block_size)
+        self.upper = BlockTable(layout.upper_layers, block_size)
+        self._pool = pool
+
+    def reserve(self, num_lower_slots: int, num_upper_slots: int) -> None:
+        """Make room for so many slots in all. Raises CapacityExceeded and changes nothing when the pool is short."""
+        num_lower = self.lower.num_missing_blocks(num_lower_slots)
+        num_upper = self.upper.num_missing_blocks(num_upper_slots)
+        ids = self._pool.allocate(num_lower + num_upper)
+        if num_lower:
+            self.lower.extend(ids[:num_lower])
+        if num_upper:
+            self.upper.extend(ids[num_lower:])
+
+    def release(self) -> None:
+        """Give every block back. Harmless when repeated."""
+        for table in (self.lower, self.upper):
+            ids, table.ids = table.ids, table.ids[:, :0]
+            self._pool.release(ids.reshape(-1))

@@ -1,0 +1,1 @@
+"""Prompt in; lower-layer KV and deep states out. Never samples."""

@@ -1,0 +1,1 @@
+"""What shallow prefill costs in quality: diagnostics, evaluation, tuning."""

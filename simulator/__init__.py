@@ -1,0 +1,1 @@
+"""Capacity planning on the decision code of the live system."""

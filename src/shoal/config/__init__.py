@@ -1,0 +1,1 @@
+"""Settings: frozen dataclasses, parsed once, validated with words."""

@@ -1,0 +1,40 @@
+"""Settings of the KV transfer. What both ends must share travels in the fingerprint."""
+
+from dataclasses import dataclass
+
+from shoal.errors import InvalidConfig
+
+BACKENDS = ("gloo", "nccl", "ordered-gloo")
+
+
+@dataclass(frozen=True, slots=True)
+class TransferConfig:
+    """Raises InvalidConfig when a value cannot work."""
+
+    host: str = "127.0.0.1"  # the interface that stores, Gloo devices and listeners bind to
+    backend: str = "gloo"
+    max_entry_bytes: int = 8 << 20
+    max_entry_tokens: int = 2048
+    num_staging_buffers: int = 8  # per worker, each of max_entry_bytes at most
+    max_receives_in_flight: int = 4  # per pair; 1 on NCCL
+    max_pairs: int = 64
+    heartbeat_s: float = 1.0
+    heartbeat_misses: int = 3  # a peer silent for heartbeat_s × this is dead
+    connect_timeout_s: float = 5.0
+    min_rate_bytes_per_s: float = 16e6  # sizes the timeout of a posted message
+    base_timeout_s: float = 5.0
+    lease_s: float = 30.0  # a reservation without Accept, a finished prefill without Ack
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise InvalidConfig(f"transfer backend {self.backend!r} is unknown; choose one of {', '.join(BACKENDS)}")
+        for name in ("max_entry_bytes", "max_entry_tokens", "num_staging_buffers", "max_receives_in_flight", "max_pairs"):
+            if getattr(self, name) < 1:
+                raise InvalidConfig(f"transfer.{name} must be at least 1")
+        for name in ("heartbeat_s", "connect_timeout_s", "min_rate_bytes_per_s", "base_timeout_s", "lease_s"):
+            if not getattr(self, name) > 0:
+                raise InvalidConfig(f"transfer.{name} must be greater than 0")
+
+    def message_timeout_s(self, num_bytes: int) -> float:
+        """How long a posted send or receive of so many bytes may take before its pair is given up."""
+        return self.base_timeout_s + num_bytes / self.min_rate_bytes_per_s

@@ -1,0 +1,1 @@
+"""The composition root: builds the parts of each process and wires them."""

@@ -1,0 +1,189 @@
+from shoal.pb.v1 import shoal_pb2 as _shoal_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Sampling(_message.Message):
+    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids", "num_logprobs")
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_logprobs: int
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[int] = ...) -> None: ...
+
+class DecodeRequest(_message.Message):
+    __slots__ = ("request_id", "prompt_ids", "replay_token_ids", "visibility", "sampling")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    VISIBILITY_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    prompt_ids: _containers.RepeatedScalarFieldContainer[int]
+    replay_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    visibility: str
+    sampling: Sampling
+    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., replay_token_ids: _Optional[_Iterable[int]] = ..., visibility: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
+
+class Reserved(_message.Message):
+    __slots__ = ("attempt_id", "cached_tokens", "visibility", "plan_digest", "plan_bytes", "num_entries", "lease_s", "transfer_address", "worker_id", "epoch")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VISIBILITY_FIELD_NUMBER: _ClassVar[int]
+    PLAN_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PLAN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    cached_tokens: int
+    visibility: str
+    plan_digest: str
+    plan_bytes: int
+    num_entries: int
+    lease_s: float
+    transfer_address: str
+    worker_id: str
+    epoch: int
+    def __init__(self, attempt_id: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., visibility: _Optional[str] = ..., plan_digest: _Optional[str] = ..., plan_bytes: _Optional[int] = ..., num_entries: _Optional[int] = ..., lease_s: _Optional[float] = ..., transfer_address: _Optional[str] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class SampledTokens(_message.Message):
+    __slots__ = ("token_ids", "logprobs", "top_logprobs")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    top_logprobs: _containers.RepeatedCompositeFieldContainer[_shoal_pb2.TopLogProbs]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_logprobs: _Optional[_Iterable[_Union[_shoal_pb2.TopLogProbs, _Mapping]]] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("finish_reason", "matched_token_id", "received_payload_bytes", "kv_layer_tokens", "kv_bytes", "transfer_done_ms", "first_token_ms")
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_LAYER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_DONE_MS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
+    finish_reason: str
+    matched_token_id: int
+    received_payload_bytes: int
+    kv_layer_tokens: int
+    kv_bytes: int
+    transfer_done_ms: float
+    first_token_ms: float
+    def __init__(self, finish_reason: _Optional[str] = ..., matched_token_id: _Optional[int] = ..., received_payload_bytes: _Optional[int] = ..., kv_layer_tokens: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., transfer_done_ms: _Optional[float] = ..., first_token_ms: _Optional[float] = ...) -> None: ...
+
+class DecodeEvent(_message.Message):
+    __slots__ = ("reserved", "tokens", "finished")
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    reserved: Reserved
+    tokens: SampledTokens
+    finished: Finished
+    def __init__(self, reserved: _Optional[_Union[Reserved, _Mapping]] = ..., tokens: _Optional[_Union[SampledTokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+
+class PrefillRequest(_message.Message):
+    __slots__ = ("request_id", "attempt_id", "prompt_ids", "num_prompt_tokens", "visibility", "cached_tokens", "plan_digest", "decode_address", "decode_worker_id", "decode_epoch")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VISIBILITY_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PLAN_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DECODE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    DECODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt_id: str
+    prompt_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_prompt_tokens: int
+    visibility: str
+    cached_tokens: int
+    plan_digest: str
+    decode_address: str
+    decode_worker_id: str
+    decode_epoch: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., visibility: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., plan_digest: _Optional[str] = ..., decode_address: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., decode_epoch: _Optional[int] = ...) -> None: ...
+
+class PrefillResponse(_message.Message):
+    __slots__ = ("sent_payload_bytes", "queue_ms", "compute_ms", "after_compute_ms")
+    SENT_PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_MS_FIELD_NUMBER: _ClassVar[int]
+    AFTER_COMPUTE_MS_FIELD_NUMBER: _ClassVar[int]
+    sent_payload_bytes: int
+    queue_ms: float
+    compute_ms: float
+    after_compute_ms: float
+    def __init__(self, sent_payload_bytes: _Optional[int] = ..., queue_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ..., after_compute_ms: _Optional[float] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetLoadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Fingerprint(_message.Message):
+    __slots__ = ("revision", "adapter", "num_layers", "hidden_size", "num_kv_heads", "head_dim", "dtype", "block_size", "rope", "max_entry_bytes", "max_entry_tokens")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ROPE_FIELD_NUMBER: _ClassVar[int]
+    MAX_ENTRY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_ENTRY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    revision: str
+    adapter: str
+    num_layers: int
+    hidden_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    block_size: int
+    rope: str
+    max_entry_bytes: int
+    max_entry_tokens: int
+    def __init__(self, revision: _Optional[str] = ..., adapter: _Optional[str] = ..., num_layers: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., rope: _Optional[str] = ..., max_entry_bytes: _Optional[int] = ..., max_entry_tokens: _Optional[int] = ...) -> None: ...
+
+class WorkerDescription(_message.Message):
+    __slots__ = ("worker_id", "pool", "epoch", "address", "fingerprint", "allowed_visibilities", "max_boundary_tokens")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_VISIBILITIES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BOUNDARY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    pool: str
+    epoch: int
+    address: str
+    fingerprint: Fingerprint
+    allowed_visibilities: _containers.RepeatedScalarFieldContainer[str]
+    max_boundary_tokens: int
+    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., epoch: _Optional[int] = ..., address: _Optional[str] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., allowed_visibilities: _Optional[_Iterable[str]] = ..., max_boundary_tokens: _Optional[int] = ...) -> None: ...

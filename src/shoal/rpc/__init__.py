@@ -1,0 +1,1 @@
+"""gRPC plumbing: server and channel factories, the error table, deadlines, health."""
