@@ -1,0 +1,203 @@
+"""Which tokens run in the next step. Knows counts of tokens and the order of arrival; knows no tensors, blocks or clock.
+
+Progress is a count that catches up: a request has `num_known` tokens, of which `num_computed` have been run. Prompt chunks,
+cached prefixes, transferred KV, replayed tokens and generated tokens are all the same arithmetic on these two numbers.
+
+The rule of a step, which starves nobody:
+
+1. One-token decode rows come first, in arrival order. When not all fit, those that ran longest ago go first.
+2. While longer chunks wait, rows leave them `min_chunk_tokens` of the budget (half of it when the budget is small) and one
+   place in the step. Where the step has room for one of the two only, rows and chunks take turns.
+3. The request that arrived first among the waiting chunks gets all it needs when that ends its piece in this step, else at
+   least half of what is left. So a long prompt progresses in every step, whatever arrives after it.
+4. The rest goes to the pieces with the fewest tokens left, ties by arrival. So short prompts pass a long one by.
+5. What is then still left goes back to the first. Chunks are listed in arrival order, each request at most once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shoal.errors import AlreadyExists, InternalError
+
+
+@dataclass(slots=True)
+class TokenCursor:
+    """One request's progress in tokens. Raises InternalError when the counts contradict each other.
+
+    `num_prefill_tokens` is P where prefill and decode tokens run in one place, 0 on a decode worker (which begins at
+    `num_computed` = P or at a cached prefix), and the whole of its work on a prefill worker. No chunk crosses it.
+    """
+
+    key: str
+    num_prefill_tokens: int
+    num_known: int
+    num_computed: int
+
+    def __post_init__(self) -> None:
+        if self.num_prefill_tokens < 0 or not 0 <= self.num_computed <= self.num_known:
+            raise InternalError(f"request {self.key}: {self.num_computed} of {self.num_known} tokens run makes no sense")
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens that are known and not yet run."""
+        return self.num_known - self.num_computed
+
+    @property
+    def piece_stop(self) -> int:
+        """Where the next chunk must end at the latest: the boundary P, then the last known token."""
+        if self.num_computed < self.num_prefill_tokens:
+            return min(self.num_prefill_tokens, self.num_known)
+        return self.num_known
+
+    @property
+    def num_piece_tokens(self) -> int:
+        """Tokens from here to `piece_stop`."""
+        return self.piece_stop - self.num_computed
+
+    @property
+    def is_decode_row(self) -> bool:
+        """True when exactly one token is pending and it is a decode token."""
+        return self.num_pending == 1 and self.num_computed >= self.num_prefill_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens [start, stop) of one request, run in one step, all of them prefill tokens or all of them decode tokens."""
+
+    key: str
+    start: int
+    stop: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class BatchingOptions:
+    """`min_chunk_tokens`: what rows leave to waiting chunks, and the least a chunk is cut to unless that ends its piece."""
+
+    min_chunk_tokens: int = 32
+
+    def __post_init__(self) -> None:
+        if self.min_chunk_tokens < 1:
+            raise ValueError("min_chunk_tokens must be at least 1")
+
+
+class Batcher:
+    """The requests of one worker and the choice of each step. `next_step` decides, `complete` accounts."""
+
+    def __init__(self, options: BatchingOptions | None = None) -> None:
+        self._options = options or BatchingOptions()
+        self._cursors: dict[str, TokenCursor] = {}  # in order of arrival
+        self._last_step: dict[str, int] = {}  # when each request last had a chunk
+        self._in_flight: dict[str, Chunk] = {}
+        self._num_steps = 0
+        self._chunks_turn = False
+
+    def __len__(self) -> int:
+        return len(self._cursors)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._cursors
+
+    def __getitem__(self, key: str) -> TokenCursor:
+        """The live cursor of a request. Raises InternalError when it is not here."""
+        try:
+            return self._cursors[key]
+        except KeyError:
+            raise InternalError(f"request {key} is not in the batch") from None
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Known tokens that no finished step has run."""
+        return sum(cursor.num_pending for cursor in self._cursors.values())
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `next_step` would return a chunk (given budget and room)."""
+        return next(self._runnable(), None) is not None
+
+    def add(self, cursor: TokenCursor) -> None:
+        """Take a request in, last in the order of arrival. Raises AlreadyExists when its key is here."""
+        if cursor.key in self._cursors:
+            raise AlreadyExists(f"request {cursor.key} is in the batch already")
+        self._cursors[cursor.key] = cursor
+        self._last_step[cursor.key] = -1
+
+    def remove(self, key: str) -> None:
+        """Forget a request, at any time; harmless when it is not here. A chunk of it that still runs may be completed."""
+        self._cursors.pop(key, None)
+        self._last_step.pop(key, None)
+        self._in_flight.pop(key, None)
+
+    def extend(self, key: str, num_tokens: int = 1) -> None:
+        """`num_tokens` more tokens of the request are known (sampled, or arrived). Raises InternalError when it is not here."""
+        if num_tokens < 0:
+            raise InternalError(f"request {key}: a request never unlearns tokens")
+        self[key].num_known += num_tokens
+
+    def complete(self, chunk: Chunk) -> None:
+        """Account a chunk that has run. Ignored when its request was removed; InternalError when it was not due."""
+        cursor = self._cursors.get(chunk.key)
+        if cursor is None:
+            return
+        if self._in_flight.get(chunk.key) != chunk:
+            raise InternalError(f"request {chunk.key}: tokens {chunk.start}…{chunk.stop} were not in flight")
+        del self._in_flight[chunk.key]
+        cursor.num_computed = chunk.stop
+
+    def next_step(self, token_budget: int, max_requests: int) -> tuple[Chunk, ...]:
+        """Choose the next step: at most `token_budget` tokens of at most `max_requests` requests, decode rows first.
+
+        Never empty while a request has pending tokens that are not in flight, provided both limits are at least 1.
+        A request has at most one chunk in flight; until `complete` it is not chosen again.
+        """
+        rows: list[TokenCursor] = []
+        waiting: list[TokenCursor] = []
+        for cursor in self._runnable():
+            (rows if cursor.is_decode_row else waiting).append(cursor)
+        if token_budget < 1 or max_requests < 1 or not (rows or waiting):
+            return ()
+
+        num_rows, reserve = self._room_for_rows(token_budget, max_requests, rows=bool(rows), waiting=bool(waiting))
+        if len(rows) > num_rows:
+            rows = sorted(rows, key=lambda cursor: self._last_step[cursor.key])[:num_rows]
+        step = [Chunk(row.key, row.num_computed, row.num_known) for row in rows]
+        step += self._cut_chunks(waiting, token_budget - len(step), max_requests - len(step), reserve)
+        for chunk in step:
+            self._in_flight[chunk.key] = chunk
+            self._last_step[chunk.key] = self._num_steps
+        self._num_steps += 1
+        return tuple(step)
+
+    def _runnable(self) -> Iterator[TokenCursor]:
+        return (cursor for cursor in self._cursors.values() if cursor.num_pending and cursor.key not in self._in_flight)
+
+    def _room_for_rows(self, token_budget: int, max_requests: int, *, rows: bool, waiting: bool) -> tuple[int, int]:
+        """(How many rows may run, tokens kept for chunks) by rule 2."""
+        if not waiting:
+            return min(token_budget, max_requests), 0
+        reserve = min(self._options.min_chunk_tokens, max(1, token_budget // 2))
+        num_rows = min(token_budget - reserve, max_requests - 1)
+        if num_rows or not rows:
+            return num_rows, reserve
+        self._chunks_turn = not self._chunks_turn
+        return (0, reserve) if self._chunks_turn else (1, reserve)
+
+    def _cut_chunks(self, waiting: list[TokenCursor], num_tokens: int, num_requests: int, min_tokens: int) -> list[Chunk]:
+        """Share `num_tokens` out to at most `num_requests` of the waiting requests by rules 3 to 5."""
+        if not waiting or num_tokens < 1 or num_requests < 1:
+            return []
+        first, *others = waiting
+        need = first.num_piece_tokens
+        shares = {first.key: need if need <= num_tokens else -(-num_tokens // 2)}
+        left = num_tokens - shares[first.key]
+        for cursor in sorted(others, key=lambda cursor: cursor.num_piece_tokens):
+            share = min(cursor.num_piece_tokens, left)
+            if len(shares) == num_requests or share < min(min_tokens, cursor.num_piece_tokens):
+                break
+            shares[cursor.key] = share
+            left -= share
+        shares[first.key] = min(need, shares[first.key] + left)
+        return [Chunk(c.key, c.num_computed, c.num_computed + shares[c.key]) for c in waiting if c.key in shares]
