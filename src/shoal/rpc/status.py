@@ -1,0 +1,51 @@
+"""The one table between Shoal's errors and gRPC statuses, both ways. Knows no service."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import grpc
+
+from shoal import errors
+
+STATUS_OF: Final[Mapping[type[errors.ShoalError], grpc.StatusCode]] = {
+    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.NotFound: grpc.StatusCode.NOT_FOUND,
+    errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
+    errors.CapacityExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.Cancelled: grpc.StatusCode.CANCELLED,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.Mismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Unsupported: grpc.StatusCode.UNIMPLEMENTED,
+    errors.InternalError: grpc.StatusCode.INTERNAL,
+}
+
+_ERROR_OF: Final[Mapping[grpc.StatusCode, type[errors.ShoalError]]] = {
+    **{status: error for error, status in STATUS_OF.items()},
+    grpc.StatusCode.OUT_OF_RANGE: errors.InvalidRequest,
+    grpc.StatusCode.PERMISSION_DENIED: errors.Unauthenticated,
+    grpc.StatusCode.ABORTED: errors.Unavailable,
+}
+
+
+def to_status(error: errors.ShoalError) -> grpc.StatusCode:
+    """The status of an error, found along its base classes; INTERNAL for a bare ShoalError."""
+    for cls in type(error).__mro__:
+        if cls in STATUS_OF:
+            return STATUS_OF[cls]
+    return grpc.StatusCode.INTERNAL
+
+
+def error_from_status(code: grpc.StatusCode, details: str) -> errors.ShoalError:
+    """The error of a status; statuses that Shoal never sends become InternalError."""
+    return _ERROR_OF.get(code, errors.InternalError)(details or f"the call ended with {code.name}")
+
+
+def error_from_rpc(error: grpc.RpcError) -> errors.ShoalError:
+    """Map what a stub raised (grpc.aio.AioRpcError, or the synchronous stub's error) to Shoal's tree."""
+    code = getattr(error, "code", None)
+    details = getattr(error, "details", None)
+    if code is None or details is None:
+        return errors.InternalError("the call failed without a status")
+    return error_from_status(code(), details() or "")
