@@ -1,0 +1,149 @@
+"""Settings of one worker, prefill or decode. Knows names, sizes and limits; loads nothing.
+
+A configuration crosses a process border as a plain JSON-able mapping (`to_dict`, `from_dict`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Self
+
+from shoal.config.transfer import TransferConfig
+from shoal.errors import InvalidConfig, InvalidRequest
+from shoal.types import DType, ModelShape
+from shoal.visibility import Visibility
+
+
+class Pool(StrEnum):
+    """Which half of a request a worker runs."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """Raises InvalidConfig when a value cannot work; the message names the field and what to change."""
+
+    worker_id: str
+    pool: Pool
+    model: str  # a known model's name or a path
+    epoch: int = 0  # the worker's incarnation; a restarted worker has a higher one
+    dtype: DType = DType.FLOAT32
+    num_threads: int = 1  # of the step thread's tensor operations
+    block_size: int = 16  # tokens
+    num_blocks: int | None = None  # None: as many as fit kv_memory_bytes
+    kv_memory_bytes: int = 1 << 30
+    min_request_tokens: int = 128  # the pool must hold one request of this size at full depth
+    max_context_tokens: int | None = None  # None: the model's own limit
+    token_budget: int = 512  # tokens of one step: the compute chunk of prefill
+    max_running_requests: int = 64  # requests that hold blocks
+    max_queued: int = 256  # requests that wait for blocks; beyond, CapacityExceeded
+    max_request_s: float = 3600.0  # imposed on calls that bring no deadline, and the cap of those that do
+    allowed_visibilities: tuple[Visibility, ...] = (Visibility(),)  # the first is the default; boundaries do not count
+    max_boundary_tokens: int = 64
+    host: str = "127.0.0.1"  # the interface to bind
+    port: int = 0  # 0: any free port
+    transfer: TransferConfig = field(default_factory=TransferConfig)
+    check_blocks: bool = False  # verify the pool's invariant after every step
+    chaos: bool = False  # permit fault injection through SHOAL_FAULTS
+
+    def __post_init__(self) -> None:
+        if not self.worker_id:
+            raise InvalidConfig("worker_id must not be empty")
+        if not self.model:
+            raise InvalidConfig("model must name a known model or a path; `shoal models` lists the known ones")
+        floors = {
+            "epoch": 0,
+            "num_threads": 1,
+            "block_size": 1,
+            "kv_memory_bytes": 1,
+            "min_request_tokens": 2,
+            "token_budget": 1,
+            "max_running_requests": 1,
+            "max_queued": 0,
+            "max_boundary_tokens": 1,
+        }
+        for name, floor in floors.items():
+            if getattr(self, name) < floor:
+                raise InvalidConfig(f"{name} must be at least {floor}, not {getattr(self, name)}")
+        if self.num_blocks is not None and self.num_blocks < 1:
+            raise InvalidConfig(f"num_blocks must be at least 1, not {self.num_blocks}")
+        if self.max_context_tokens is not None and self.max_context_tokens < 2:
+            raise InvalidConfig(f"max_context_tokens must be at least 2, not {self.max_context_tokens}")
+        if not self.max_request_s > 0:
+            raise InvalidConfig(f"max_request_s must be greater than 0, not {self.max_request_s}")
+        if not 0 <= self.port < 1 << 16:
+            raise InvalidConfig(f"port must lie in 0…65535, not {self.port}")
+        if not self.allowed_visibilities:
+            raise InvalidConfig("allowed_visibilities must name at least one, for instance 'full'")
+
+    def allowed_policies(self, num_layers: int) -> tuple[Visibility, ...]:
+        """The allow-list without boundaries, K = L folded into `full`. Raises InvalidConfig when a depth exceeds the model."""
+        try:
+            return tuple(dict.fromkeys(allowed.resolve(num_layers).policy for allowed in self.allowed_visibilities))
+        except InvalidRequest as error:
+            raise InvalidConfig(f"allowed_visibilities: {error}") from None
+
+    def accept_visibility(self, text: str, num_layers: int) -> Visibility:
+        """Parse a request's resolved visibility. Raises InvalidRequest unless the allow-list and the boundary limit hold it."""
+        visibility = Visibility.parse(text)
+        if visibility.boundary_tokens is None:
+            raise InvalidRequest(f"visibility {text!r} is not resolved: add :boundary=b")
+        visibility = visibility.resolve(num_layers)
+        allowed = self.allowed_policies(num_layers)
+        if visibility.policy not in allowed:
+            names = ", ".join(str(policy) for policy in allowed)
+            raise InvalidRequest(f"visibility {text!r} is not allowed on this worker; allowed: {names}")
+        if (visibility.boundary_tokens or 1) > self.max_boundary_tokens:
+            raise InvalidRequest(f"visibility {text!r}: boundary exceeds the limit of {self.max_boundary_tokens} tokens")
+        return visibility
+
+    def max_context(self, shape: ModelShape) -> int:
+        """Tokens of prompt and answer together, at most."""
+        return shape.max_context if self.max_context_tokens is None else min(self.max_context_tokens, shape.max_context)
+
+    def pool_blocks(self, shape: ModelShape) -> int:
+        """Blocks of the KV pool. Raises InvalidConfig when they cannot hold one request of min_request_tokens at full depth."""
+        block_bytes = self.block_size * shape.kv_elements * self.dtype.num_bytes
+        num_blocks = self.kv_memory_bytes // block_bytes if self.num_blocks is None else self.num_blocks
+        needed = shape.num_layers * -(-min(self.min_request_tokens, self.max_context(shape)) // self.block_size)
+        if num_blocks < needed:
+            raise InvalidConfig(
+                f"too little KV memory: one request of {self.min_request_tokens} tokens takes {needed} blocks"
+                f" ({needed * block_bytes / 1e6:.1f} MB), the pool has {num_blocks};"
+                f" raise {'kv_memory_bytes' if self.num_blocks is None else 'num_blocks'}"
+            )
+        return num_blocks
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-able mapping that `from_dict` reads back."""
+        return asdict(self) | {
+            "pool": str(self.pool),
+            "dtype": str(self.dtype),
+            "allowed_visibilities": [str(allowed) for allowed in self.allowed_visibilities],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` wrote. Raises InvalidConfig for unknown, missing or unusable values, by name."""
+        known = dict(values)
+        _refuse_unknown("worker", known, cls)
+        transfer = dict(known.pop("transfer", {}))
+        _refuse_unknown("transfer", transfer, TransferConfig)
+        try:
+            if "pool" in known:
+                known["pool"] = Pool(known["pool"])
+            if "dtype" in known:
+                known["dtype"] = DType(known["dtype"])
+            if "allowed_visibilities" in known:
+                known["allowed_visibilities"] = tuple(Visibility.parse(text) for text in known["allowed_visibilities"])
+            return cls(**known, transfer=TransferConfig(**transfer))
+        except (TypeError, ValueError, InvalidRequest) as error:
+            raise error if isinstance(error, InvalidConfig) else InvalidConfig(f"worker configuration: {error}") from None
+
+
+def _refuse_unknown(what: str, values: Mapping[str, Any], owner: type) -> None:
+    unknown = set(values) - {field.name for field in fields(owner)}
+    if unknown:
+        raise InvalidConfig(f"{what} configuration has unknown entries: {', '.join(sorted(unknown))}")
