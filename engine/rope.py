@@ -1,0 +1,38 @@
+"""The rotary embedding over the whole head: dimensions i and i + d/2 turn together. Knows positions, no cache."""
+
+from dataclasses import dataclass
+
+import torch
+
+from shoal.model_files.config import RopeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Cosines and sines of some rows, ready to broadcast over heads."""
+
+    cos: torch.Tensor  # [n, 1, head_dim / 2]
+    sin: torch.Tensor  # [n, 1, head_dim / 2]
+
+    def __getitem__(self, rows: torch.Tensor) -> "Rotation":
+        """The rotation of a selection of rows."""
+        return Rotation(self.cos[rows], self.sin[rows])
+
+    def apply_(self, heads: torch.Tensor) -> None:
+        """Turn heads [n, num_heads, head_dim] in place."""
+        first, second = heads.chunk(2, dim=-1)
+        turned = first * self.cos - second * self.sin
+        second.mul_(self.cos).add_(first * self.sin)
+        first.copy_(turned)
+
+
+def inverse_frequencies(config: RopeConfig, head_dim: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """θ^(−2i/d), divided by the configuration's factor of each pair: [head_dim / 2] float32."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
+    return 1.0 / config.theta**exponents / torch.tensor(config.frequency_factors(head_dim), device=device)
+
+
+def rotation(positions: torch.Tensor, frequencies: torch.Tensor, dtype: torch.dtype) -> Rotation:
+    """The rotation of rows at `positions` [n]; angles in float32, results in `dtype`."""
+    angles = positions.to(torch.float32)[:, None, None] * frequencies
+    return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
