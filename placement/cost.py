@@ -86,9 +86,9 @@ def request_cost(
         if layer < depth or visibility.kind is not VisibilityKind.SPEED:
             decode_pairs += causal_pairs(num_prefill + num_decode, window) - causal_pairs(num_prefill, window)
             continue
-        decode_pairs += causal_pairs(num_anchors, window) - causal_pairs(num_anchors - num_new_anchors, window)
+        reach = None if visibility.sink else window  # how far back a query sees anchors
+        decode_pairs += causal_pairs(num_anchors, reach) - causal_pairs(num_anchors - num_new_anchors, reach)
         decode_pairs += causal_pairs(num_decode, window)
-        reach = None if visibility.sink else window
         decode_pairs += _anchor_pairs(num_anchors, num_prefill, num_decode, reach)
 
     def leg(num_token_layers: int, num_projected: int, num_pairs: int, head_flops: int) -> LegCost:

@@ -3,6 +3,7 @@
 Text forms: `full`, `speed:K`, `pop:K`, `pop:K:late`; every kind takes `:boundary=b`, `speed` takes `:anchors=a` and `:sink`.
 """
 
+import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Self
@@ -10,6 +11,9 @@ from typing import Self
 from shoal.errors import InvalidRequest
 
 _FORMS = "full, speed:K[:anchors=a][:sink], pop:K[:late], each with an optional :boundary=b"
+_DIGITS = re.compile("[0-9]+")
+_MAX_NUMBER = 999_999_999
+_MAX_TEXT = 128  # characters; the longest canonical text has fewer
 
 
 class VisibilityKind(StrEnum):
@@ -20,10 +24,20 @@ class VisibilityKind(StrEnum):
     POP = "pop"
 
 
+_OPTIONS = {  # which kinds take an option
+    "boundary": frozenset(VisibilityKind),
+    "anchors": frozenset({VisibilityKind.SPEED}),
+    "sink": frozenset({VisibilityKind.SPEED}),
+    "late": frozenset({VisibilityKind.POP}),
+}
+_FLAGS = frozenset({"late", "sink"})
+
+
 @dataclass(frozen=True, slots=True)
 class Visibility:
     """What prompt tokens leave behind. `boundary_tokens` is None until the router has resolved it.
 
+    `str` gives the canonical text and `parse` reads it back. The text form's default is one anchor, the field's is none.
     Raises InvalidRequest when a field does not fit the kind.
     """
 
@@ -47,34 +61,36 @@ class Visibility:
             raise InvalidRequest(f"visibility '{self.kind}' does not take 'late'; only pop does")
         if self.boundary_tokens is not None and self.boundary_tokens < 1:
             raise InvalidRequest("boundary must be 1 or more: the last prompt token is always run at full depth")
+        if max(self.prefill_layers or 0, self.anchor_tokens, self.boundary_tokens or 0) > _MAX_NUMBER:
+            raise InvalidRequest(f"depth, anchors and boundary go up to {_MAX_NUMBER}")
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse the text form. Raises InvalidRequest that names the offending part and the accepted forms."""
+        """Parse the text form (blanks around it are dropped). Raises InvalidRequest that names the part and what is accepted."""
+        if len(text) > _MAX_TEXT:
+            raise InvalidRequest(f"visibility of {len(text)} characters; accepted: {_FORMS}")
         head, *parts = text.strip().split(":")
         try:
             kind = VisibilityKind(head)
         except ValueError:
             raise InvalidRequest(f"unknown visibility {text!r}; accepted: {_FORMS}") from None
         depth: int | None = None
-        if kind is not VisibilityKind.FULL:
-            if not parts or not _is_number(parts[0]):
-                raise InvalidRequest(f"visibility {text!r} needs a prefill depth, as in '{kind}:22'")
-            depth = int(parts.pop(0))
-        options: dict[str, int | bool] = {"anchor_tokens": 1} if kind is VisibilityKind.SPEED else {}
-        seen: set[str] = set()
-        for part in parts:
-            name, equals, value = part.partition("=")
-            if name in seen:
-                raise InvalidRequest(f"visibility {text!r} gives {name!r} twice")
-            seen.add(name)
-            if name in ("late", "sink") and not equals:
-                options[name] = True
-            elif name in ("anchors", "boundary") and _is_number(value):
-                options[{"anchors": "anchor_tokens", "boundary": "boundary_tokens"}[name]] = int(value)
-            else:
-                raise InvalidRequest(f"visibility {text!r}: cannot read {part!r}; accepted: {_FORMS}")
-        return cls(kind, depth, **options)  # type: ignore[arg-type]
+        if kind is VisibilityKind.FULL:
+            if parts and _DIGITS.fullmatch(parts[0]):
+                raise InvalidRequest(f"visibility {text!r}: 'full' runs every layer and takes no prefill depth")
+        elif parts and _DIGITS.fullmatch(parts[0]):
+            depth = _number(text, parts.pop(0))
+        else:
+            raise InvalidRequest(f"visibility {text!r} needs a prefill depth, as in '{kind}:22'")
+        numbers, flags = _read_options(text, kind, parts)
+        return cls(
+            kind,
+            depth,
+            anchor_tokens=numbers.get("anchors", 1 if kind is VisibilityKind.SPEED else 0),
+            boundary_tokens=numbers.get("boundary"),
+            late="late" in flags,
+            sink="sink" in flags,
+        )
 
     def __str__(self) -> str:
         parts = [str(self.kind)]
@@ -91,14 +107,18 @@ class Visibility:
         return ":".join(parts)
 
     def resolve(self, num_layers: int, default_boundary_tokens: int = 1) -> Self:
-        """Fix b, and turn K = L into `full` (with the explicit boundary, else 1). Raises InvalidRequest when K > L."""
-        if self.prefill_layers is not None and self.prefill_layers > num_layers:
-            raise InvalidRequest(
-                f"visibility '{self}': prefill depth {self.prefill_layers} exceeds the model's {num_layers} layers"
-            )
-        if self.kind is VisibilityKind.FULL or self.prefill_layers == num_layers:
+        """Fix b, and turn K = L into `full`. Raises InvalidRequest when K > L.
+
+        An explicit boundary is kept. Without one b is 1, or for `speed` `default_boundary_tokens`: the length of the chat
+        template's generation prompt.
+        """
+        depth = self.depth(num_layers)
+        if depth > num_layers:
+            raise InvalidRequest(f"visibility '{self}': prefill depth {depth} exceeds the model's {num_layers} layers")
+        if depth == num_layers:
             return type(self)(VisibilityKind.FULL, boundary_tokens=self.boundary_tokens or 1)
-        return replace(self, boundary_tokens=self.boundary_tokens or default_boundary_tokens)
+        default = max(1, default_boundary_tokens) if self.kind is VisibilityKind.SPEED else 1
+        return replace(self, boundary_tokens=self.boundary_tokens or default)
 
     @property
     def policy(self) -> Self:
@@ -127,5 +147,30 @@ class PromptSplit:
     num_anchor_tokens: int  # α = min(a, P) for `speed`, else 0
 
 
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 9
+def _read_options(text: str, kind: VisibilityKind, parts: list[str]) -> tuple[dict[str, int], set[str]]:
+    """The `name=number` options and the flags after the depth. Raises InvalidRequest that names the part it cannot take."""
+    numbers: dict[str, int] = {}
+    flags: set[str] = set()
+    for part in parts:
+        name, equals, value = part.partition("=")
+        if name not in _OPTIONS:
+            raise InvalidRequest(f"visibility {text!r}: cannot read {part!r}; accepted: {_FORMS}")
+        if kind not in _OPTIONS[name]:
+            raise InvalidRequest(f"visibility {text!r}: {kind} does not take {name!r}; accepted: {_FORMS}")
+        if name in numbers or name in flags:
+            raise InvalidRequest(f"visibility {text!r} gives {name!r} twice")
+        if name in _FLAGS:
+            if equals:
+                raise InvalidRequest(f"visibility {text!r}: {name!r} takes no value")
+            flags.add(name)
+        elif _DIGITS.fullmatch(value):
+            numbers[name] = _number(text, value)
+        else:
+            raise InvalidRequest(f"visibility {text!r}: {name!r} needs a whole number, as in '{name}=4'")
+    return numbers, flags
+
+
+def _number(text: str, digits: str) -> int:
+    if len(digits) > len(str(_MAX_NUMBER)):
+        raise InvalidRequest(f"visibility {text!r}: {digits} is too large; numbers go up to {_MAX_NUMBER}")
+    return int(digits)

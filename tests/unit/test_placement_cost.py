@@ -93,8 +93,7 @@ def test_attention_counts_every_visible_pair(case: tuple[ModelShape, Visibility,
             if layer >= depth and speed and not anchor and key < num_prefill:
                 continue
             near = window is None or key > query - window
-            # `sink` is about decode queries: anchors precede every window edge they could fall out of among themselves
-            total += near or (visibility.sink and layer >= depth and anchor and query >= num_prefill)
+            total += near or (visibility.sink and layer >= depth and anchor)
         return total
 
     prefill = sum(keys(layer, query) for layer in range(depth) for query in range(num_prefill))
