@@ -7,6 +7,7 @@ Knows nothing of addresses, calls or time; whoever builds the views knows what i
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from shoal.errors import Unavailable
 from shoal.types import Fingerprint
@@ -35,10 +36,7 @@ class WorkerLoadView:
             return False
         if visibility.depth(num_layers) > num_layers:
             return False
-        policy = visibility.resolve(num_layers).policy
-        return any(
-            policy == allowed.resolve(num_layers).policy for allowed in self.allowed if allowed.depth(num_layers) <= num_layers
-        )
+        return visibility.resolve(num_layers).policy in _policies(self.allowed, num_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +100,12 @@ def choose_pair(
         )
     decode = _least_loaded(paired, rng)
     return WorkerPair(decode, _least_loaded([view for view in partners if view.fingerprint == decode.fingerprint], rng))
+
+
+@lru_cache(maxsize=1024)
+def _policies(allowed: frozenset[Visibility], num_layers: int) -> frozenset[Visibility]:
+    """An allow-list for a model of L layers: K = L is `full`, and what is deeper than the model matches nothing."""
+    return frozenset(entry.resolve(num_layers).policy for entry in allowed if entry.depth(num_layers) <= num_layers)
 
 
 def _least_loaded(candidates: Sequence[WorkerLoadView], rng: random.Random) -> WorkerLoadView:
