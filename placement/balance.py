@@ -36,7 +36,7 @@ class WorkerLoadView:
             return False
         if visibility.depth(num_layers) > num_layers:
             return False
-        return visibility.resolve(num_layers).policy in _policies(self.allowed, num_layers)
+        return _policy(visibility, num_layers) in _policies(self.allowed, num_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +102,16 @@ def choose_pair(
     return WorkerPair(decode, _least_loaded([view for view in partners if view.fingerprint == decode.fingerprint], rng))
 
 
+@lru_cache(maxsize=4096)
+def _policy(visibility: Visibility, num_layers: int) -> Visibility:
+    """What an allow-list compares, K = L counting as `full`."""
+    return visibility.resolve(num_layers).policy
+
+
 @lru_cache(maxsize=1024)
 def _policies(allowed: frozenset[Visibility], num_layers: int) -> frozenset[Visibility]:
     """An allow-list for a model of L layers: K = L is `full`, and what is deeper than the model matches nothing."""
-    return frozenset(entry.resolve(num_layers).policy for entry in allowed if entry.depth(num_layers) <= num_layers)
+    return frozenset(_policy(entry, num_layers) for entry in allowed if entry.depth(num_layers) <= num_layers)
 
 
 def _least_loaded(candidates: Sequence[WorkerLoadView], rng: random.Random) -> WorkerLoadView:
