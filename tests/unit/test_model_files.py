@@ -2,12 +2,13 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shoal.errors import InvalidConfig
-from shoal.model_files import DecoderConfig, FileFormat, RopeConfig, RopeKind, known_models, open_model, write_random_model
+from shoal.model_files import FileFormat, RopeConfig, RopeKind, known_models, open_model, write_random_model
 from shoal.types import DType
 
 DEFAULT = known_models()[0]
@@ -221,10 +222,6 @@ def test_damage_in_a_gguf_header_never_escapes_as_another_error(tmp_path: Path) 
 def test_contradictory_numbers_are_refused() -> None:
     config = open_model().config
     with pytest.raises(InvalidConfig, match="odd"):
-        DecoderConfig(**{name: getattr(config, name) for name in DecoderConfig.__slots__} | {"shape": odd(config)})
-
-
-def odd(config: DecoderConfig) -> object:
-    from dataclasses import replace
-
-    return replace(config.shape, head_dim=63)
+        replace(config, shape=replace(config.shape, head_dim=63))
+    with pytest.raises(InvalidConfig, match="2 rotary factors given for 32 pairs"):
+        replace(config, rope=RopeConfig(1e4, RopeKind.FACTORS, factors=(1.0, 2.0)))

@@ -5,6 +5,7 @@ from shoal.model_files.config import ARCHITECTURES, DecoderConfig, RopeConfig, R
 from shoal.model_files.model import ModelFiles, open_model
 from shoal.model_files.random_model import write_random_model
 from shoal.model_files.tensors import FileFormat, Part, TensorInfo
+from shoal.model_files.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
     "ARCHITECTURES",
@@ -17,7 +18,9 @@ __all__ = [
     "RopeConfig",
     "RopeKind",
     "TensorInfo",
+    "Tokenizer",
     "known_models",
+    "load_tokenizer",
     "open_model",
     "write_random_model",
 ]
