@@ -5,7 +5,7 @@ cached prefixes, transferred KV, replayed tokens and generated tokens are all th
 
 The rule of a step, which starves nobody:
 
-1. One-token decode rows come first, in arrival order. When not all fit, those that ran longest ago go first.
+1. One-token decode rows come first, in arrival order. When not all fit, those that ran (or arrived) longest ago go first.
 2. While longer chunks wait, rows leave them `min_chunk_tokens` of the budget (half of it when the budget is small) and one
    place in the step. Where the step has room for one of the two only, rows and chunks take turns.
 3. The request that arrived first among the waiting chunks gets all it needs when that ends its piece in this step, else at
@@ -90,7 +90,7 @@ class Batcher:
     def __init__(self, options: BatchingOptions | None = None) -> None:
         self._options = options or BatchingOptions()
         self._cursors: dict[str, TokenCursor] = {}  # in order of arrival
-        self._last_step: dict[str, int] = {}  # when each request last had a chunk
+        self._last_step: dict[str, int] = {}  # when each request last had a chunk, or arrived
         self._in_flight: dict[str, Chunk] = {}
         self._num_steps = 0
         self._chunks_turn = False
@@ -123,7 +123,7 @@ class Batcher:
         if cursor.key in self._cursors:
             raise AlreadyExists(f"request {cursor.key} is in the batch already")
         self._cursors[cursor.key] = cursor
-        self._last_step[cursor.key] = -1
+        self._last_step[cursor.key] = self._num_steps  # behind the rows that wait already
 
     def remove(self, key: str) -> None:
         """Forget a request, at any time; harmless when it is not here. A chunk of it that still runs may be completed."""
@@ -165,10 +165,10 @@ class Batcher:
             rows = sorted(rows, key=lambda cursor: self._last_step[cursor.key])[:num_rows]
         step = [Chunk(row.key, row.num_computed, row.num_known) for row in rows]
         step += self._cut_chunks(waiting, token_budget - len(step), max_requests - len(step), reserve)
+        self._num_steps += 1
         for chunk in step:
             self._in_flight[chunk.key] = chunk
             self._last_step[chunk.key] = self._num_steps
-        self._num_steps += 1
         return tuple(step)
 
     def _runnable(self) -> Iterator[TokenCursor]:

@@ -130,6 +130,20 @@ def test_endless_decode_rows_starve_neither_chunks_nor_each_other(budget: int, m
     assert min(counts.values()) > 0 and max(counts.values()) - min(counts.values()) <= 1
 
 
+def test_new_rows_do_not_starve_old_ones() -> None:
+    batcher = Batcher()
+    batcher.add(cursor("old", 11, computed=10))
+    num_runs = 0
+    for step in range(30):
+        for index in range(2):  # as many new rows in each step as fit
+            batcher.add(cursor(f"new{step}.{index}", 5, computed=4))
+        for chunk in run(batcher, 2):
+            if chunk.key == "old":
+                num_runs += 1
+                batcher.extend("old")
+    assert num_runs >= 5
+
+
 def test_a_request_in_flight_is_not_chosen_again() -> None:
     batcher = Batcher()
     batcher.add(cursor("a", 10))
