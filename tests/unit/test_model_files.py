@@ -145,6 +145,8 @@ def test_writing_twice_gives_equal_files(tmp_path: Path) -> None:
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling 'yarn' is not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
         ({"hidden_size": "absent"}, "hidden_size should be a number"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps should be a number, not nan"),
+        ({"num_hidden_layers": 10**9}, "more than 10000 cannot be meant"),
         ({"hidden_size": 63.5}, "hidden_size should be a whole number"),
         ({"num_key_value_heads": 3}, "4 heads cannot share 3 KV heads"),
         ({"num_hidden_layers": 5}, "lacks 9 of 48 tensors, model.layers.4"),
@@ -175,6 +177,26 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(b"x")
     with pytest.raises(InvalidConfig, match=r"neither a \.gguf file nor a folder"):
         open_model(str(tmp_path / "weights.bin"))
+
+
+@pytest.mark.parametrize("name", ["", "x" * 5000, "~nobody/model", "a\0b.gguf", "/proc/1/mem.gguf"])
+def test_odd_names_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidConfig):
+        open_model(name)
+
+
+def test_damage_in_a_safetensors_header_never_escapes_as_another_error(tmp_path: Path) -> None:
+    weights = write_random_model(tmp_path, num_layers=1) / "model.safetensors"
+    whole = weights.read_bytes()
+    num_refused = 0
+    for position in range(0, 400):
+        weights.write_bytes(whole[:position] + bytes([whole[position] ^ 0x15]) + whole[position + 1 :])
+        try:
+            open_model(str(tmp_path))
+        except InvalidConfig:
+            num_refused += 1
+    assert num_refused > 350  # a changed digit inside a comment or an offset's leading blank may still be valid
 
 
 def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

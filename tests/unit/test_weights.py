@@ -1,5 +1,6 @@
 """Weights as tensors: equal to transformers' and to the gguf package's, and only the layers asked for are read."""
 
+import tracemalloc
 from pathlib import Path
 
 import gguf
@@ -8,8 +9,11 @@ import pytest
 import torch
 
 from shoal.engine.weights import HeldLayers, LayerWeights, LoadReport, ModelWeights, load_weights
+from shoal.engine.weights.read import open_reader
 from shoal.errors import InvalidConfig
-from shoal.model_files import ModelFiles, Part, open_model, write_random_model
+from shoal.model_files import FileFormat, ModelFiles, Part, TensorInfo, open_model, write_random_model
+from shoal.model_files.gguf_file import _ENCODINGS
+from shoal.model_files.tensors import required_parts, tensor_name
 from shoal.types import DType
 
 ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen3"]
@@ -141,6 +145,45 @@ def test_loading_k_layers_of_the_default_model_reads_only_those() -> None:
     assert seen[-1] == (table, table) and [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
+def test_loading_needs_little_memory_beside_the_tensors_themselves() -> None:
+    """What numpy and Python allocate while loading; torch's own tensors are not in this count."""
+    model = open_model()
+    tracemalloc.start()
+    try:
+        load_weights(model, HeldLayers(range(1), range(0), embedding=True, head=False), dtype=DType.FLOAT32)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 48 << 20  # the embedding alone is 113 MB
+
+
+@pytest.mark.parametrize("encoding", [name for name, _, _ in _ENCODINGS.values()])
+def test_every_encoding_is_decoded_as_the_gguf_package_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    monkeypatch.setattr("shoal.engine.weights.read._PIECE_BYTES", 16_000)  # several pieces, the last one short
+    kind = gguf.GGMLQuantizationType[encoding]
+    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    assert (encoding, block, block_bytes) == _ENCODINGS[kind.value]
+    rows, columns = 48, 512
+    if encoding in ("F32", "F16", "BF16"):
+        data = gguf.quantize(np.random.default_rng(0).standard_normal((rows, columns), dtype=np.float32), kind)
+    else:
+        data = np.random.default_rng(0).integers(0, 100, (rows, columns // block * block_bytes), dtype=np.uint8)
+    raw = data.view(np.uint8).tobytes()
+    (tmp_path / "tensor").write_bytes(b"before" + raw + b"after")
+    info = TensorInfo("t", (rows, columns), encoding, tmp_path / "tensor", 6, len(raw))
+    expected = torch.from_numpy(np.array(gguf.dequantize(data, kind), dtype=np.float32))
+    plain, paired = torch.empty(rows, columns), torch.empty(rows, columns)
+    with open_reader(FileFormat.GGUF) as reader:
+        reader.read_into(info, plain)
+        reader.read_into(info, paired, pairs_of=8)
+        assert (reader.num_bytes_read, reader.num_tensors_read) == (2 * len(raw), 2)
+    torch.testing.assert_close(plain, expected, rtol=0, atol=0, equal_nan=True)
+    order = [head * 8 + 2 * (row % 4) + row // 4 for head in range(rows // 8) for row in range(8)]
+    torch.testing.assert_close(paired, expected[order], rtol=0, atol=0, equal_nan=True)
+
+
 def test_gguf_tensors_equal_the_gguf_packages_own() -> None:
     model = open_model()
     weights, _ = load_weights(model, HeldLayers(range(3, 4), range(0), embedding=True, head=True), dtype=DType.FLOAT32)
@@ -167,8 +210,6 @@ def test_gguf_tensors_equal_the_gguf_packages_own() -> None:
 
 def write_gguf(path: Path, source: ModelFiles, architecture: str, *, with_factors: bool = False) -> None:
     """The same weights as a GGUF file, the way llama.cpp's converter writes them."""
-    from shoal.model_files.tensors import FileFormat, required_parts, tensor_name
-
     config, shape = source.config, source.config.shape
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(shape.num_layers)

@@ -8,6 +8,7 @@ from shoal.errors import InvalidConfig
 from shoal.types import ModelShape
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+_MAX_LAYERS = 10_000
 
 
 class RopeKind(StrEnum):
@@ -83,6 +84,8 @@ class DecoderConfig:
         for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size"):
             if getattr(shape, name) < 1:
                 raise InvalidConfig(f"the model's {name} is {getattr(shape, name)}; it must be at least 1")
+        if shape.num_layers > _MAX_LAYERS:
+            raise InvalidConfig(f"the model's num_layers is {shape.num_layers}; more than {_MAX_LAYERS} cannot be meant")
         if shape.max_context < 1:
             raise InvalidConfig("the model's context length must be at least 1 token")
         if shape.num_heads % shape.num_kv_heads:
@@ -96,7 +99,8 @@ class DecoderConfig:
         if not (self.rope.theta > 0 and self.rms_eps > 0):
             raise InvalidConfig("rope theta and the norms' epsilon must be greater than 0")
         rope = self.rope
-        if rope.kind is RopeKind.LLAMA3 and not (rope.factor >= 1 and 0 < rope.low_freq_factor < rope.high_freq_factor):
+        is_ordered = rope.factor >= 1 and 0 < rope.low_freq_factor < rope.high_freq_factor and rope.original_max_context >= 1
+        if rope.kind is RopeKind.LLAMA3 and not is_ordered:
             raise InvalidConfig(f"rope scaling llama3 cannot work with these values: {rope}")
         if rope.kind is RopeKind.FACTORS and len(rope.factors) != shape.head_dim // 2:
             raise InvalidConfig(f"{len(rope.factors)} rotary factors given for {shape.head_dim // 2} pairs")

@@ -12,24 +12,31 @@ _SUPPORTED = ("llama", "qwen2", "qwen3")  # GGUF stores Mistral and SmolLM2 as l
 
 
 def read_gguf_config(file: GgufFile) -> DecoderConfig:
-    """Raises InvalidConfig that names the key, or the unsupported architecture."""
+    """Raises InvalidConfig that names the file and the key, or the unsupported architecture."""
+    try:
+        return _decoder_config(file)
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{file.path}: {error}") from error
+
+
+def _decoder_config(file: GgufFile) -> DecoderConfig:
     architecture = file.text("general.architecture")
     if architecture not in _SUPPORTED or architecture is None:
-        raise InvalidConfig(f"{file.path}: architecture {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+        raise InvalidConfig(f"architecture {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
     if file.integer(f"{architecture}.expert_count", 0):
-        raise InvalidConfig(f"{file.path}: mixture-of-experts models are not supported")
+        raise InvalidConfig("mixture-of-experts models are not supported")
     if file.metadata.get(f"{architecture}.attention.sliding_window"):
-        raise InvalidConfig(f"{file.path}: sliding windows in a GGUF file are not supported; use the model's safetensors")
+        raise InvalidConfig("sliding windows in a GGUF file are not supported; use the model's safetensors")
     key = f"{architecture}.attention"
     hidden_size, num_heads = file.integer(f"{architecture}.embedding_length"), file.integer(f"{key}.head_count")
     head_dim = file.integer(f"{key}.key_length", hidden_size // max(1, num_heads))
     if file.integer(f"{key}.value_length", head_dim) != head_dim:
-        raise InvalidConfig(f"{file.path}: keys and values of different sizes are not supported")
+        raise InvalidConfig("keys and values of different sizes are not supported")
     if file.integer(f"{architecture}.rope.dimension_count", head_dim) != head_dim:
-        raise InvalidConfig(f"{file.path}: a rotary embedding over part of the head is not supported")
+        raise InvalidConfig("a rotary embedding over part of the head is not supported")
     embedding = file.tensors.get(tensor_name(FileFormat.GGUF, Part.EMBEDDING))
     if embedding is None:
-        raise InvalidConfig(f"{file.path} lacks the token embedding")
+        raise InvalidConfig("the token embedding is absent")
     shape = ModelShape(
         num_layers=file.integer(f"{architecture}.block_count"),
         hidden_size=hidden_size,
@@ -59,14 +66,14 @@ def _rope(file: GgufFile, architecture: str) -> RopeConfig:
     theta = _short(file.number(f"{architecture}.rope.freq_base", 10_000.0))
     scaling = file.text(f"{architecture}.rope.scaling.type")
     if scaling not in (None, "none"):
-        raise InvalidConfig(f"{file.path}: rope scaling {scaling!r} is not supported; supported: none, and per-pair factors")
+        raise InvalidConfig(f"rope scaling {scaling!r} is not supported; supported: none, and per-pair factors")
     factors = file.tensors.get("rope_freqs.weight")
     return RopeConfig(theta) if factors is None else RopeConfig(theta, RopeKind.FACTORS, factors=_read_floats(factors))
 
 
 def _read_floats(info: TensorInfo) -> tuple[float, ...]:
     if info.encoding != "F32":
-        raise InvalidConfig(f"{info.path}: {info.name} should be stored as F32, not {info.encoding}")
+        raise InvalidConfig(f"{info.name} should be stored as F32, not {info.encoding}")
     values = np.fromfile(info.path, dtype="<f4", count=info.num_bytes // 4, offset=info.offset)
     return tuple(_short(float(value)) for value in values)
 

@@ -4,6 +4,7 @@ The `gguf` package's reader makes several numpy objects per array element and ta
 tens of milliseconds. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little-endian).
 """
 
+import math
 import mmap
 import struct
 from dataclasses import dataclass
@@ -55,10 +56,10 @@ class GgufFile:
     tensors: dict[str, TensorInfo]
 
     def text(self, key: str) -> str | None:
-        """A string, or None when the key is absent. Raises InvalidConfig when it is not a string."""
+        """A string, or None when the key is absent. Raises InvalidConfig, here and below without the path, when it is not one."""
         value = self.metadata.get(key)
         if value is not None and not isinstance(value, str):
-            raise InvalidConfig(f"{self.path}: {key} should be a string")
+            raise InvalidConfig(f"{key} should be a string")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -66,9 +67,9 @@ class GgufFile:
         value = self.metadata.get(key, default)
         if isinstance(value, list) and value and all(item == value[0] for item in value):
             value = value[0]
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             state = "absent" if value is None else "not one number for the whole model, which is not supported"
-            raise InvalidConfig(f"{self.path}: {key} is {state}")
+            raise InvalidConfig(f"{key} is {state}")
         return value
 
     def integer(self, key: str, default: int | None = None) -> int:
@@ -79,7 +80,7 @@ class GgufFile:
         """An array of strings. Raises InvalidConfig when it is absent or something else."""
         value = self.metadata.get(key)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise InvalidConfig(f"{self.path}: {key} is absent or not an array of strings")
+            raise InvalidConfig(f"{key} is absent or not an array of strings")
         return [str(item) for item in value]
 
 

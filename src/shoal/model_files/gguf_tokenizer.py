@@ -51,18 +51,25 @@ _RULES = {
 def read_gguf_tokenizer(path: Path) -> tuple[Tokenizer, str | None, str | None, str | None]:
     """Backend, chat template, BOS and EOS token. Raises InvalidConfig that names the unsupported kind."""
     file = read_gguf(path)
+    try:
+        return _tokenizer(file)
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{path}: {error}") from error
+
+
+def _tokenizer(file: GgufFile) -> tuple[Tokenizer, str | None, str | None, str | None]:
     kind, pre = file.text("tokenizer.ggml.model"), file.text("tokenizer.ggml.pre") or "gpt-2"
     if kind != "gpt2":
-        raise InvalidConfig(f"{path}: tokenizer {kind!r} is not supported; supported: gpt2 (byte-level BPE)")
+        raise InvalidConfig(f"tokenizer {kind!r} is not supported; supported: gpt2 (byte-level BPE)")
     if pre not in _RULES:
-        raise InvalidConfig(f"{path}: pre-tokenizer {pre!r} is not supported; supported: {', '.join(_RULES)}")
+        raise InvalidConfig(f"pre-tokenizer {pre!r} is not supported; supported: {', '.join(_RULES)}")
     rule, tokens = _RULES[pre], file.texts("tokenizer.ggml.tokens")
     merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in file.texts("tokenizer.ggml.merges"))]
     vocab = {token: index for index, token in enumerate(tokens)}
     try:
         tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=rule.ignore_merges))
     except Exception as error:  # the library raises this very class
-        raise InvalidConfig(f"{path}: vocabulary and merges do not fit together: {error}") from error
+        raise InvalidConfig(f"vocabulary and merges do not fit together: {error}") from error
     if rule.nfc:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer(rule)
@@ -90,7 +97,7 @@ def _add_tokens(tokenizer: Tokenizer, file: GgufFile, tokens: list[str]) -> None
     """Control tokens are special, user-defined ones are not; both are found whole in a text."""
     types = file.metadata.get("tokenizer.ggml.token_type")
     if not isinstance(types, list) or len(types) != len(tokens):
-        raise InvalidConfig(f"{file.path}: tokenizer.ggml.token_type does not have one entry per token")
+        raise InvalidConfig("tokenizer.ggml.token_type does not have one entry per token")
     control = [AddedToken(t, special=True, normalized=False) for t, kind in zip(tokens, types, strict=True) if kind == _CONTROL]
     tokenizer.add_special_tokens(control)
     user_defined = [AddedToken(t, normalized=False) for t, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED]
@@ -103,5 +110,5 @@ def _named(file: GgufFile, tokens: list[str], name: str) -> str | None:
         return None
     index = file.integer(key)
     if not 0 <= index < len(tokens):
-        raise InvalidConfig(f"{file.path}: {key} {index} is not in the vocabulary of {len(tokens)} tokens")
+        raise InvalidConfig(f"{key} {index} is not in the vocabulary of {len(tokens)} tokens")
     return tokens[index]

@@ -3,6 +3,7 @@
 Anything that would change the arithmetic and is not known here is refused by name rather than ignored.
 """
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -34,6 +35,7 @@ def _decoder_config(config: Json, generation: Json) -> DecoderConfig:
         "hidden_act": ("silu", None),
         "attention_bias": (False, None),
         "mlp_bias": (False, None),
+        "rope_interleaved": (False, None),
     }
     if architecture == "qwen2":
         del refused["attention_bias"]  # Qwen2 has its q, k and v biases whatever this says
@@ -116,7 +118,7 @@ def _windows(architecture: str, config: Json, num_layers: int) -> tuple[int | No
 def _number(config: Json, name: str, default: float | None = None) -> float:
     value = config.get(name)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InvalidConfig(f"{name} should be a number, not {value!r}")
     return float(value)
 

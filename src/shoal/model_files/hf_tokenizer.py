@@ -29,7 +29,10 @@ def _chat_template(folder: Path, config: Mapping[str, object]) -> str | None:
     """A file of its own (transformers 5), or a field: one template or several with names."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidConfig(f"{path} cannot be read: {error}") from error
     template = config.get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}

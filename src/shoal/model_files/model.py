@@ -47,7 +47,13 @@ def open_model(name_or_path: str = DEFAULT_MODEL) -> ModelFiles:
             if (path := known.path) is None:
                 raise InvalidConfig(f"model {known.name} is not installed; run `{known.install_command}`")
             return _open_gguf(path, known.name, known.license)
-    path = Path(name_or_path).expanduser()
+    try:
+        return _open_path(Path(os.path.expanduser(name_or_path)), name_or_path)
+    except OSError as error:
+        raise InvalidConfig(f"cannot read model {name_or_path!r}: {error.strerror}") from error
+
+
+def _open_path(path: Path, name_or_path: str) -> ModelFiles:
     if path.is_dir():
         return _open_folder(path)
     if path.suffix == ".gguf" and path.is_file():
