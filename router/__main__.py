@@ -1,0 +1,5 @@
+"""`python -m shoal.router`."""
+
+from shoal.router.main import command
+
+command()

@@ -1,0 +1,123 @@
+"""Puts a router together and runs it: model files, registry, dispatcher, server, health. The one place that knows them all."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self
+
+from shoal.config.router import RouterConfig
+from shoal.errors import InvalidConfig, ShoalError
+from shoal.model_files import load_tokenizer, open_model
+from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
+from shoal.router.admission import Admission
+from shoal.router.dispatch import Dispatcher
+from shoal.router.endpoints import ControllerEndpoints, EndpointSource, StaticEndpoints
+from shoal.router.registry import Registry
+from shoal.router.servicer import Services, ShoalServicer
+from shoal.router.text import PromptEncoder
+from shoal.router.validation import RequestLimits
+from shoal.rpc import Address, RpcServer, serve_metrics
+from shoal.rpc.metrics_http import MetricsServer
+
+_log = logging.getLogger(__name__)
+
+
+class Router:
+    """A router of one process. `start` binds and returns at once; health is SERVING once a pair of workers is ready."""
+
+    def __init__(self, config: RouterConfig, *, endpoints: EndpointSource | None = None) -> None:
+        """Reads the model's configuration and tokenizer, no weights. Raises InvalidConfig. `endpoints` replaces the source."""
+        self.config = config
+        model = open_model(config.model)
+        tokenizer = load_tokenizer(model)
+        shape = model.config.shape
+        if config.max_context is not None and config.max_context > shape.max_context:
+            raise InvalidConfig(f"max_context {config.max_context} exceeds the model's own {shape.max_context}")
+        limits = RequestLimits(
+            num_layers=shape.num_layers,
+            vocab_size=shape.vocab_size,
+            max_context=config.max_context or shape.max_context,
+            eos_token_ids=model.config.eos_token_ids,
+            visibilities=config.visibilities,
+            max_boundary_tokens=config.max_boundary_tokens,
+        )
+        self._changed = asyncio.Event()
+        self.registry = Registry(revision=model.revision, on_change=self._changed.set)
+        services = Services(
+            config=config,
+            model=model,
+            admission=Admission(PromptEncoder(tokenizer), limits),
+            dispatcher=Dispatcher(self.registry, shape, max_retries=config.max_retries),
+            registry=self.registry,
+            decode_text=tokenizer.decode,
+        )
+        self._endpoints = endpoints or _endpoint_source(config)
+        self._servicer = ShoalServicer(services, asyncio.get_running_loop().time)
+        self._server = RpcServer()
+        self._metrics: MetricsServer | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> Address:
+        """Returns the address it serves at. Raises InvalidConfig when an address cannot be bound."""
+        self._server.add(
+            shoal_pb2_grpc.add_ShoalServicer_to_server, self._servicer, shoal_pb2.DESCRIPTOR.services_by_name["Shoal"]
+        )
+        listen = Address.parse(self.config.listen, "the router's address")
+        address = await self._server.start(listen, allow_wildcard=self.config.allow_wildcard)
+        if self.config.metrics is not None:
+            metrics = Address.parse(self.config.metrics, "the address of metrics")
+            try:
+                self._metrics = serve_metrics(metrics, allow_wildcard=self.config.allow_wildcard)
+            except ShoalError:
+                await self._server.stop()
+                raise
+            _log.info("metrics at http://%s/metrics", self._metrics.address)
+        self._spawn(self.registry.follow(self._endpoints), "follow endpoints")
+        self._spawn(self.registry.poll_reports(self.config.load_interval_s), "poll reports")
+        self._spawn(self._publish_health(), "publish health")
+        return address
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """NOT_SERVING first, then let running requests finish for so long, then end."""
+        await self._server.stop(grace_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.registry.close()
+        if self._metrics is not None:
+            await asyncio.to_thread(self._metrics.close)
+
+    async def failed(self) -> None:
+        """Waits until one of the router's own tasks ends, which none should; raises what ended it."""
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            with contextlib.suppress(asyncio.CancelledError):
+                task.result()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._tasks.append(asyncio.create_task(work, name=name))
+
+    async def _publish_health(self) -> None:
+        serving: bool | None = None
+        while True:
+            self._changed.clear()
+            if (now := self.registry.can_serve) is not serving:
+                serving = now
+                _log.info("%s", "serving" if serving else "not serving: no ready pair of prefill and decode workers")
+                await self._server.set_serving(serving)
+            await self._changed.wait()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.stop()
+
+
+def _endpoint_source(config: RouterConfig) -> EndpointSource:
+    if config.controller is not None:
+        return ControllerEndpoints(config.controller, router_id=f"router-{secrets.token_hex(4)}")
+    return StaticEndpoints(config.workers)

@@ -1,0 +1,76 @@
+"""The router's command line: flags to settings, signals to an orderly end."""
+
+import asyncio
+import logging
+import signal
+import sys
+
+import click
+import uvloop
+
+from shoal.config.router import RouterConfig
+from shoal.errors import InvalidRequest, ShoalError
+from shoal.router.app import Router
+from shoal.visibility import Visibility
+
+
+@click.command(name="router", context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.option("--listen", default="127.0.0.1:50051", metavar="HOST:PORT", help="Where clients call; port 0 picks a free one.")
+@click.option("--controller", metavar="HOST:PORT", help="The controller that publishes where the workers are.")
+@click.option("--worker", "workers", multiple=True, metavar="POOL=HOST:PORT", help="A fixed worker instead; repeat per worker.")
+@click.option("--model", default="smollm2-135m", help="Name or path; only its configuration and tokenizer are read.")
+@click.option(
+    "--visibilities", default="full", metavar="LIST", help="Allowed, comma separated, as in full,speed:22; first = default."
+)
+@click.option("--max-boundary-tokens", default=64, help="Longest boundary a request may ask for.")
+@click.option("--max-context", type=int, help="Tokens of prompt and answer together, if less than the model's.")
+@click.option("--max-retries", default=1, help="Other attempts after a worker failed.")
+@click.option("--flush-ms", default=20.0, help="How long tokens may wait to share a message.")
+@click.option("--max-request-s", default=3600.0, help="Deadline of requests that bring none.")
+@click.option("--drain-s", default=30.0, help="How long running requests may go on after SIGTERM.")
+@click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics at http://HOST:PORT/metrics.")
+@click.option("--allow-wildcard", is_flag=True, help="Permit addresses that listen on every interface.")
+@click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
+def command(visibilities: str, flush_ms: float, log_level: str, **settings: object) -> None:
+    """Serve Shoal's public gRPC API over a pool of prefill and decode workers.
+
+    SIGTERM and Ctrl-C: health says NOT_SERVING, running requests finish (up to --drain-s), then the process ends.
+    """
+    logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        config = RouterConfig(
+            visibilities=parse_visibilities(visibilities),
+            flush_s=flush_ms / 1e3,
+            **settings,  # type: ignore[arg-type]  # click has parsed each by its own type
+        )
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run(config))
+    except ShoalError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def parse_visibilities(text: str) -> tuple[Visibility, ...]:
+    """A comma-separated allow-list. Raises InvalidRequest that names the entry."""
+    entries = [part.strip() for part in text.split(",") if part.strip()]
+    if not entries:
+        raise InvalidRequest("the list of visibilities is empty; name at least one, as in full,speed:22")
+    return tuple(Visibility.parse(entry) for entry in entries)
+
+
+async def run(config: RouterConfig) -> None:
+    """Serve until SIGTERM or SIGINT. Prints one line with the address once it listens."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    router = Router(config)
+    address = await router.start()
+    print(f"router listening on {address}", flush=True)
+    waits = {asyncio.create_task(stopping.wait()), asyncio.create_task(router.failed())}
+    done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    await router.stop(config.drain_s if stopping.is_set() else 0.0)
+    for task in done:
+        task.result()

@@ -1,0 +1,99 @@
+"""Prompts to token ids: chat templates and tokenisation. Knows the tokenizer and its template; knows no request limits."""
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from shoal.errors import InvalidConfig, InvalidRequest, Unsupported
+from shoal.model_files import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A tokenised prompt and the boundary that suits it: the length of its generation prompt, at least 1."""
+
+    token_ids: tuple[int, ...]
+    boundary_tokens: int = 1
+
+
+class ChatTemplate:
+    """A jinja2 chat template, rendered as transformers renders it, in a sandbox."""
+
+    def __init__(self, source: str, *, bos_token: str | None, eos_token: str | None) -> None:
+        """Raises InvalidConfig when the template cannot be read."""
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        self._variables = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise InvalidConfig(f"the model's chat template cannot be read: {error}") from error
+
+    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+        """The prompt's text. Raises InvalidRequest with the template's own words when it refuses the messages."""
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt, **self._variables)
+        except TemplateError as error:
+            raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
+
+
+class PromptEncoder:
+    """Turns text and chat messages into ids. Thread-safe; long prompts belong in an executor thread."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        source = tokenizer.chat_template
+        tokens = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
+        self._template = None if source is None else ChatTemplate(source, **tokens)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    @property
+    def num_generation_tokens(self) -> int:
+        """Length of the generation prompt after a plain conversation: what `speed` runs at full depth by default."""
+        return self.encode_chat([{"role": "user", "content": "Hello"}]).boundary_tokens
+
+    def encode_text(self, text: str) -> Prompt:
+        """Ids of plain text, with the special tokens that the tokenizer itself puts around a sequence."""
+        return Prompt(tuple(self._tokenizer.encode(text, add_special_tokens=True)))
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
+        """Ids of a conversation up to the assistant's turn. Raises Unsupported when the model has no chat template."""
+        if self._template is None:
+            raise Unsupported("this model has no chat template; send `text` or token ids instead of chat messages")
+        text = self._template.render(messages)
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        history = self._template.render(messages, add_generation_prompt=False)
+        return Prompt(tuple(ids), self._num_generation_tokens(text, ids, history))
+
+    def _num_generation_tokens(self, text: str, ids: Sequence[int], history: str) -> int:
+        """How many of the last ids the generation prompt makes up; at least 1."""
+        if not text.startswith(history):
+            return 1
+        tail = self._tokenizer.encode(text[len(history) :], add_special_tokens=False)
+        if tail and list(ids[-len(tail) :]) == list(tail):
+            return len(tail)
+        num_common = 0  # the tail does not stand alone: compare the two prompts token by token
+        for mine, theirs in zip(ids, self._tokenizer.encode(history, add_special_tokens=False), strict=False):
+            if mine != theirs:
+                break
+            num_common += 1
+        return max(1, len(ids) - num_common)
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)

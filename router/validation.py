@@ -1,0 +1,131 @@
+"""Refuses what can never succeed, before any work, in words that say what to change. Knows limits; knows no tokenizer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.errors import InvalidConfig, InvalidRequest
+from shoal.pb.v1 import shoal_pb2
+from shoal.types import SamplingParams
+from shoal.visibility import Visibility
+
+ROLES: Final = ("system", "user", "assistant")
+MAX_STOP_STRINGS: Final = 64
+MAX_STOP_CHARACTERS: Final = 1024  # of one stop string
+MAX_REQUEST_ID_CHARACTERS: Final = 256
+SEED_BITS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What the model and the operator allow. `visibilities` are in the operator's order, the first is the default."""
+
+    num_layers: int
+    vocab_size: int
+    max_context: int  # tokens, prompt and answer together
+    eos_token_ids: tuple[int, ...]
+    visibilities: tuple[Visibility, ...]
+    max_boundary_tokens: int
+
+    def __post_init__(self) -> None:
+        """Raises InvalidConfig when an operator's visibility does not fit the model."""
+        for visibility in self.visibilities:
+            try:
+                visibility.resolve(self.num_layers)
+            except InvalidRequest as error:
+                raise InvalidConfig(str(error)) from error
+            if (visibility.boundary_tokens or 1) > self.max_boundary_tokens:
+                raise InvalidConfig(f"visibility '{visibility}' exceeds the boundary limit of {self.max_boundary_tokens} tokens")
+
+    @property
+    def policies(self) -> tuple[Visibility, ...]:
+        """The allow-list: what each entry is on this model, without its boundary, each once."""
+        return tuple(dict.fromkeys(visibility.resolve(self.num_layers).policy for visibility in self.visibilities))
+
+
+def check_request_id(request_id: str) -> None:
+    """Raises InvalidRequest when the client's id is too long to echo and log."""
+    if len(request_id) > MAX_REQUEST_ID_CHARACTERS:
+        raise InvalidRequest(f"request_id has {len(request_id)} characters; use at most {MAX_REQUEST_ID_CHARACTERS}")
+
+
+def check_text(text: str) -> None:
+    """Raises InvalidRequest when there is nothing to answer."""
+    if not text:
+        raise InvalidRequest("the prompt is empty; send some text")
+
+
+def check_messages(chat: shoal_pb2.ChatInput) -> Sequence[Mapping[str, str]]:
+    """The messages as a template takes them. Raises InvalidRequest that names the message."""
+    if not chat.messages:
+        raise InvalidRequest("the prompt is empty; send at least one chat message")
+    for index, message in enumerate(chat.messages):
+        if message.role not in ROLES:
+            raise InvalidRequest(f"chat message {index} has role {message.role!r}; use one of {', '.join(ROLES)}")
+        if not message.content and message.role == "user":
+            raise InvalidRequest(f"chat message {index} is empty; give it content or leave it out")
+    return [{"role": message.role, "content": message.content} for message in chat.messages]
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, what: str = "input_ids") -> None:
+    """Raises InvalidRequest that names the first id outside the vocabulary, or says that there are none."""
+    for index, token_id in enumerate(token_ids):
+        if token_id >= vocab_size:
+            raise InvalidRequest(f"{what}[{index}] is {token_id}; the model's ids lie in 0…{vocab_size - 1}")
+
+
+def check_prompt_length(num_tokens: int, max_context: int, *, at_least: bool = False) -> None:
+    """Raises InvalidRequest when the prompt is empty or leaves no room for an answer."""
+    if num_tokens == 0:
+        raise InvalidRequest("the prompt is empty; send at least one token")
+    if num_tokens >= max_context:
+        some = "at least " if at_least else ""
+        raise InvalidRequest(
+            f"the prompt has {some}{num_tokens} tokens; the context limit is {max_context}, answer included: shorten the prompt"
+        )
+
+
+def check_visibility(text: str | None, limits: RequestLimits) -> Visibility:
+    """The visibility a request asks for, its boundary not yet resolved; the operator's first when it asks for none.
+
+    Raises InvalidRequest when it cannot be read, does not fit the model, is not allowed, or its boundary is too long.
+    """
+    if text is None:
+        return limits.visibilities[0]
+    visibility = Visibility.parse(text)
+    if visibility.resolve(limits.num_layers).policy not in limits.policies:
+        allowed = ", ".join(str(policy) for policy in limits.policies)
+        raise InvalidRequest(f"visibility '{text}' is not allowed here; allowed: {allowed}")
+    if (visibility.boundary_tokens or 1) > limits.max_boundary_tokens:
+        raise InvalidRequest(
+            f"visibility '{text}': boundary {visibility.boundary_tokens} exceeds the limit of {limits.max_boundary_tokens} tokens"
+        )
+    return visibility
+
+
+def check_sampling(
+    message: shoal_pb2.SamplingParams, limits: RequestLimits, num_prompt_tokens: int, default_seed: int
+) -> SamplingParams:
+    """The sampling parameters with every default filled in. Raises InvalidRequest that names the field and its range."""
+    room = limits.max_context - num_prompt_tokens
+    max_tokens = message.max_tokens if message.HasField("max_tokens") else room
+    if max_tokens > room:
+        raise InvalidRequest(
+            f"prompt ({num_prompt_tokens} tokens) + max_tokens ({max_tokens}) exceed the context limit of {limits.max_context}; "
+            f"set max_tokens to at most {room} or leave it out"
+        )
+    if len(message.stop) > MAX_STOP_STRINGS or any(len(stop) > MAX_STOP_CHARACTERS for stop in message.stop):
+        raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings of at most {MAX_STOP_CHARACTERS} characters")
+    check_token_ids(message.stop_token_ids, limits.vocab_size, "stop_token_ids")
+    stop_token_ids = (*message.stop_token_ids, *(() if message.ignore_eos else limits.eos_token_ids))
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=message.temperature if message.HasField("temperature") else 0.0,
+        top_p=message.top_p if message.HasField("top_p") else 1.0,
+        top_k=message.top_k if message.HasField("top_k") else 0,
+        seed=message.seed if message.HasField("seed") else default_seed,
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(dict.fromkeys(stop_token_ids)),
+        ignore_eos=message.ignore_eos,
+        num_logprobs=message.logprobs if message.HasField("logprobs") else None,
+    )

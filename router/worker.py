@@ -1,0 +1,91 @@
+"""One worker as the router holds it: who it is, its channel, what it owes. Knows protos; opens no connection by itself."""
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from shoal.errors import InvalidRequest, Unavailable
+from shoal.pb.internal.v1 import worker_pb2, worker_pb2_grpc
+from shoal.placement.balance import WorkerLoadView
+from shoal.types import DType, Fingerprint
+from shoal.visibility import Visibility
+
+PREFILL, DECODE = "prefill", "decode"
+
+
+def read_fingerprint(message: worker_pb2.Fingerprint) -> Fingerprint:
+    """The typed fingerprint. Raises InvalidRequest when the dtype is unknown."""
+    try:
+        dtype = DType(message.dtype)
+    except ValueError:
+        raise InvalidRequest(f"the worker's dtype {message.dtype!r} is unknown to this router; upgrade the router") from None
+    names = [field.name for field in message.DESCRIPTOR.fields if field.name != "dtype"]
+    return Fingerprint(dtype=dtype, **{name: getattr(message, name) for name in names})
+
+
+class Worker:
+    """One incarnation (id and epoch) of a worker. Its channel is closed when the last holder lets go after it was retired."""
+
+    def __init__(self, description: worker_pb2.WorkerDescription, channel: grpc.aio.Channel) -> None:
+        self.worker_id = description.worker_id
+        self.pool = description.pool
+        self.epoch = description.epoch
+        self.address = description.address
+        self.fingerprint = read_fingerprint(description.fingerprint)
+        self.allowed = frozenset(Visibility.parse(text).policy for text in description.allowed_visibilities)
+        self.max_boundary_tokens = description.max_boundary_tokens
+        self.state = "starting"
+        self.answers = True  # its last report came in time
+        self.channel = channel
+        make_stub: Callable[[grpc.aio.Channel], Any] = (
+            worker_pb2_grpc.DecodeWorkerStub if self.pool == DECODE else worker_pb2_grpc.PrefillWorkerStub
+        )
+        self.stub = make_stub(channel)
+        self.own_token_layers = 0  # sent by this router and not yet done
+        self.foreign_token_layers = 0  # reported by the worker beyond that: other routers' requests
+        self._on_lost: set[Callable[[Unavailable], None]] = set()
+        self._lost: Unavailable | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.worker_id, self.epoch
+
+    @property
+    def num_holders(self) -> int:
+        """Attempts that run on this worker."""
+        return len(self._on_lost)
+
+    @property
+    def view(self) -> WorkerLoadView:
+        """What placement needs to know."""
+        return WorkerLoadView(
+            worker_id=self.worker_id,
+            fingerprint=self.fingerprint,
+            allowed=self.allowed,
+            max_boundary_tokens=self.max_boundary_tokens,
+            outstanding_token_layers=self.own_token_layers + self.foreign_token_layers,
+            is_ready=self.state == "ready",
+        )
+
+    def reported(self, outstanding_token_layers: int) -> None:
+        """Take a worker's own report: what it holds beyond this router's requests is other routers' work."""
+        self.answers = True
+        self.foreign_token_layers = max(0, outstanding_token_layers - self.own_token_layers)
+
+    def hold(self, on_lost: Callable[[Unavailable], None]) -> None:
+        """Be told when the worker is declared dead, at once if it already is."""
+        self._on_lost.add(on_lost)
+        if self._lost is not None:
+            on_lost(self._lost)
+
+    def release(self, on_lost: Callable[[Unavailable], None]) -> None:
+        self._on_lost.discard(on_lost)
+
+    def lose(self, reason: str) -> None:
+        """The worker is dead: end what runs on it now rather than when its connection notices."""
+        if self._lost is None:
+            self.state = "dead"
+            self._lost = Unavailable(f"{self.pool} worker {self.worker_id} {reason}; retry the request")
+            for on_lost in list(self._on_lost):
+                on_lost(self._lost)

@@ -1,0 +1,45 @@
+"""Settings of one router. Knows addresses and limits; opens nothing."""
+
+from dataclasses import dataclass, field
+
+from shoal.errors import InvalidConfig
+from shoal.visibility import Visibility
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """Raises InvalidConfig when a value cannot work. Endpoints come from a controller, or from a fixed list of workers."""
+
+    model: str  # name or path, as shoal.model_files.open_model takes it
+    listen: str = "127.0.0.1:50051"
+    controller: str | None = None  # host:port
+    workers: tuple[str, ...] = ()  # pool=host:port, instead of a controller
+    visibilities: tuple[Visibility, ...] = field(default=(Visibility(),))  # the first is the default
+    max_boundary_tokens: int = 64
+    max_context: int | None = None  # tokens; None = the model's own
+    max_retries: int = 1
+    flush_s: float = 0.02  # tokens wait this long at most for others to share a message
+    flush_tokens: int = 16
+    max_queued_tokens: int = 256  # per stream; beyond it a slow reader slows its own request
+    max_request_s: float = 3600.0  # the deadline of a request that brings none
+    load_interval_s: float = 1.0
+    drain_s: float = 30.0  # how long running requests may go on after SIGTERM
+    metrics: str | None = None  # host:port of /metrics
+    allow_wildcard: bool = False
+
+    def __post_init__(self) -> None:
+        if bool(self.controller) == bool(self.workers):
+            raise InvalidConfig("a router needs either a controller's address or a list of workers, and not both")
+        if not self.visibilities:
+            raise InvalidConfig("the list of allowed visibilities is empty; name at least one, as in full")
+        for name in ("max_boundary_tokens", "flush_tokens", "max_queued_tokens"):
+            if getattr(self, name) < 1:
+                raise InvalidConfig(f"router.{name} must be at least 1")
+        for name in ("max_retries", "flush_s", "drain_s"):
+            if not getattr(self, name) >= 0:
+                raise InvalidConfig(f"router.{name} must be 0 or more")
+        for name in ("max_request_s", "load_interval_s"):
+            if not getattr(self, name) > 0:
+                raise InvalidConfig(f"router.{name} must be greater than 0")
+        if self.max_context is not None and self.max_context < 2:
+            raise InvalidConfig("router.max_context must leave room for a prompt token and a generated one")

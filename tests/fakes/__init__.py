@@ -1,0 +1,1 @@
+"""Protocol-true stand-ins for workers: real gRPC servers with scripted behaviour, no model."""
