@@ -6,6 +6,15 @@ from shoal.errors import InvalidConfig
 
 BACKENDS = ("gloo", "nccl", "ordered-gloo")
 
+# Must stand in a worker's environment before torch is imported: else a dead peer takes the survivor down with it, and each
+# pair holds more GPU memory than its traffic needs (torch's and NCCL's documentation).
+NCCL_ENVIRONMENT = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "NCCL_MAX_NCHANNELS": "4",
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class TransferConfig:
@@ -23,17 +32,39 @@ class TransferConfig:
     connect_timeout_s: float = 5.0
     min_rate_bytes_per_s: float = 16e6  # sizes the timeout of a posted message
     base_timeout_s: float = 5.0
-    lease_s: float = 30.0  # a reservation without Accept, a finished prefill without Ack
+    lease_s: float = 30.0  # a reservation without Accept, an Open, a Ready or a Trailer without its answer
+    pair_idle_s: float = 300.0  # a pair without a transfer for so long is torn down
+    max_deadline_s: float = 3600.0  # no request lives longer; ids of ended attempts are remembered for so long
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise InvalidConfig(f"transfer backend {self.backend!r} is unknown; choose one of {', '.join(BACKENDS)}")
-        for name in ("max_entry_bytes", "max_entry_tokens", "num_staging_buffers", "max_receives_in_flight", "max_pairs"):
+        for name in (
+            "max_entry_bytes",
+            "max_entry_tokens",
+            "num_staging_buffers",
+            "max_receives_in_flight",
+            "max_pairs",
+            "heartbeat_misses",
+        ):
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"transfer.{name} must be at least 1")
-        for name in ("heartbeat_s", "connect_timeout_s", "min_rate_bytes_per_s", "base_timeout_s", "lease_s"):
+        for name in (
+            "heartbeat_s",
+            "connect_timeout_s",
+            "min_rate_bytes_per_s",
+            "base_timeout_s",
+            "lease_s",
+            "pair_idle_s",
+            "max_deadline_s",
+        ):
             if not getattr(self, name) > 0:
                 raise InvalidConfig(f"transfer.{name} must be greater than 0")
+
+    @property
+    def peer_timeout_s(self) -> float:
+        """How long a peer may be silent before its pair is given up."""
+        return self.heartbeat_s * self.heartbeat_misses
 
     def message_timeout_s(self, num_bytes: int) -> float:
         """How long a posted send or receive of so many bytes may take before its pair is given up."""

@@ -1,0 +1,82 @@
+"""Backends by name, and what each allows at once. Knows which channel class to build; knows no attempts and no streams."""
+
+from typing import Protocol
+
+import torch
+
+from shoal.config.transfer import BACKENDS, TransferConfig
+from shoal.errors import InvalidConfig
+from shoal.kv_transfer.channel import PairChannel
+from shoal.kv_transfer.gloo import GlooChannel, gloo_device
+from shoal.kv_transfer.ordered import OneAtATime, OrderedGlooChannel
+from shoal.kv_transfer.rendezvous import connect_store
+
+DECODE_RANK, PREFILL_RANK = 0, 1
+
+
+class Backend(Protocol):
+    """What one worker shares over all its pairs."""
+
+    name: str
+    max_outstanding: int | None  # receives (and sends) per worker over all pairs; None = bounded by staging only
+    device: torch.device  # where staging lives
+
+    def connect(self, store_host: str, store_port: int, prefix: str, rank: int, timeout_s: float) -> PairChannel:
+        """Join a pair; blocks, so it is called in a thread of the pair's own. Raises Unavailable."""
+        ...
+
+
+def make_backend(config: TransferConfig) -> Backend:
+    """The configured backend. Raises InvalidConfig when this machine cannot run it."""
+    if config.backend == "gloo":
+        return _Gloo(config.host)
+    if config.backend == "ordered-gloo":
+        return _OrderedGloo(config.host)
+    if config.backend == "nccl":
+        return _Nccl()
+    raise InvalidConfig(f"transfer backend {config.backend!r} is unknown; choose one of {', '.join(BACKENDS)}")
+
+
+class _Gloo:
+    name = "gloo"
+    max_outstanding: int | None = None
+    device = torch.device("cpu")
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        try:
+            gloo_device(host)
+        except RuntimeError:
+            raise InvalidConfig(f"transfer.host {host!r} is no address of this machine that Gloo can bind") from None
+
+    def connect(self, store_host: str, store_port: int, prefix: str, rank: int, timeout_s: float) -> PairChannel:
+        return GlooChannel(connect_store(store_host, store_port, prefix, timeout_s), rank, self._host, timeout_s)
+
+
+class _OrderedGloo(_Gloo):
+    name = "ordered-gloo"
+    max_outstanding: int | None = 1
+
+    def __init__(self, host: str) -> None:
+        super().__init__(host)
+        self._receives, self._sends = OneAtATime("receive"), OneAtATime("send")
+
+    def connect(self, store_host: str, store_port: int, prefix: str, rank: int, timeout_s: float) -> PairChannel:
+        store = connect_store(store_host, store_port, prefix, timeout_s)
+        return OrderedGlooChannel(store, rank, self._host, timeout_s, self._receives, self._sends)
+
+
+class _Nccl:
+    name = "nccl"
+    max_outstanding: int | None = 1
+
+    def __init__(self) -> None:
+        from shoal.kv_transfer.nccl import check_environment
+
+        check_environment()
+        self.device = torch.device("cuda", torch.cuda.current_device())
+
+    def connect(self, store_host: str, store_port: int, prefix: str, rank: int, timeout_s: float) -> PairChannel:
+        from shoal.kv_transfer.nccl import NcclChannel
+
+        return NcclChannel(connect_store(store_host, store_port, prefix, timeout_s), rank, self.device)

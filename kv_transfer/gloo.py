@@ -1,0 +1,82 @@
+"""Pair channels on Gloo, for CPU tensors. Knows torch's Gloo group; knows no order checks and no protocol.
+
+One process group object per pair, no global world. The tag is always 0: messages match by order, as they would on NCCL.
+"""
+
+import functools
+from datetime import timedelta
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from shoal.errors import Unavailable
+from shoal.kv_transfer.channel import PairChannel, Pending, PointToPoint, check_buffer
+from shoal.kv_transfer.rendezvous import first_line
+
+_TAG = 0
+
+
+@functools.cache
+def gloo_device(host: str) -> dist.ProcessGroupGloo.Device:
+    """The process's one Gloo device on an interface; pairs share its thread."""
+    return dist.ProcessGroupGloo.create_device(hostname=host)
+
+
+class GlooChannel(PairChannel):
+    """One end of a Gloo pair. Construction blocks until the other end is there or `timeout_s` has passed (Unavailable)."""
+
+    def __init__(self, store: Store, rank: int, host: str, timeout_s: float) -> None:
+        self._peer = 1 - rank
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = timedelta(seconds=timeout_s)
+        options._threads = 1
+        options._devices = [gloo_device(host)]
+        try:
+            self._group: PointToPoint | None = cast(PointToPoint, dist.ProcessGroupGloo(store, rank, 2, options))
+        except RuntimeError as error:
+            raise Unavailable(f"the pair could not be made: {first_line(error)}") from error
+
+    def post_recv(self, n: int, buffer: torch.Tensor) -> Pending:
+        check_buffer(buffer)
+        group = self._open_group()
+        try:
+            return _Pending(group.recv([buffer], self._peer, _TAG), buffer.numel(), f"receive {n}")
+        except RuntimeError as error:
+            raise Unavailable(f"receive {n} could not be posted: {first_line(error)}") from error
+
+    def send(self, n: int, buffer: torch.Tensor) -> Pending:
+        check_buffer(buffer)
+        group = self._open_group()
+        try:
+            return _Pending(group.send([buffer], self._peer, _TAG), buffer.numel(), f"send {n}")
+        except RuntimeError as error:
+            raise Unavailable(f"send {n} could not be issued: {first_line(error)}") from error
+
+    def abort(self) -> None:
+        """Gloo's abort does not wake waiters: an idle receive fails with the connection, a torn one by its timeout."""
+
+    def close(self) -> None:
+        self._group = None
+
+    def _open_group(self) -> PointToPoint:
+        if self._group is None:
+            raise Unavailable("the pair has been closed")
+        return self._group
+
+
+class _Pending:
+    """A Gloo work. `is_completed` stays False until `wait`, so somebody always waits."""
+
+    def __init__(self, work: dist.Work, num_bytes: int, what: str) -> None:
+        self._work = work
+        self._num_bytes = num_bytes
+        self._what = what
+
+    def wait(self, timeout_s: float) -> int:
+        try:
+            self._work.wait(timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            raise Unavailable(f"{self._what} failed: {first_line(error)}") from error
+        return self._num_bytes

@@ -1,0 +1,228 @@
+"""The decode end of one pair: carries out the receiver machine's actions. Knows this pair's stream, threads and staging."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from shoal.config.transfer import TransferConfig
+from shoal.errors import InternalError, ShoalError, Unavailable
+from shoal.kv_transfer import actions as act
+from shoal.kv_transfer import metrics, wire
+from shoal.kv_transfer.attempts import AttemptBook
+from shoal.kv_transfer.backends import DECODE_RANK, Backend
+from shoal.kv_transfer.control import ControlStream, receiver_beat
+from shoal.kv_transfer.faults import Faults
+from shoal.kv_transfer.incoming import IncomingTransfer
+from shoal.kv_transfer.lane import Lane, checksum
+from shoal.kv_transfer.perform import Performer
+from shoal.kv_transfer.receiver import ReceiverMachine
+from shoal.kv_transfer.rendezvous import StoreServer
+from shoal.kv_transfer.staging import Permits, StagingBuffer, StagingPool
+from shoal.pb.internal.v1 import transfer_pb2 as pb
+
+logger = logging.getLogger(__name__)
+_PARTING_S = 0.5  # for the last words on a stream that is being closed
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverShared:
+    """What the pairs of one decode worker share."""
+
+    config: TransferConfig
+    backend: Backend
+    store: StoreServer
+    staging: StagingPool
+    permits: Permits
+    faults: Faults
+    book: AttemptBook
+    transfers: dict[str, IncomingTransfer]  # every expected attempt
+    owners: dict[str, "IncomingPair"]  # the pair that carries an accepted attempt
+    finish: Callable[[act.Finish], None]
+
+
+class IncomingPair:
+    """One control stream and one channel from one prefill worker. Every method belongs to the event loop."""
+
+    def __init__(self, hello: pb.Hello, write: Callable[[pb.ReceiverMessage], Awaitable[object]], shared: ReceiverShared) -> None:
+        self.worker_id: str = hello.worker_id
+        self.epoch: int = hello.epoch
+        self.used_s = time.monotonic()
+        self.error: ShoalError | None = None  # why it closed
+        self.closing = asyncio.Event()
+        self._shared = shared
+        self._machine = ReceiverMachine(shared.book, max_receives=shared.config.max_receives_in_flight)
+        self._perform = Performer(self._carry_out)
+        self._granted: StagingBuffer | None = None
+        self._buffers: dict[int, StagingBuffer] = {}  # by n
+        self._placed: set[int] = set()  # messages that hold a place on the device
+        self._prefix = shared.store.new_prefix()
+        backend, store, timeout_s = shared.backend, shared.store, shared.config.connect_timeout_s
+        self._lane = Lane(
+            f"kv-from-{self.worker_id}",
+            lambda: backend.connect(store.host, store.port, self._prefix, DECODE_RANK, timeout_s),
+            shared.faults,
+        )
+        self._lane.connected.add_done_callback(self._on_connected)
+        self._stream = ControlStream[pb.ReceiverMessage](
+            end="received",
+            write=write,
+            faults=shared.faults,
+            heartbeat_s=shared.config.heartbeat_s,
+            peer_timeout_s=shared.config.peer_timeout_s,
+            beat=receiver_beat,
+            on_tick=lambda now: None,
+            on_silent=self.close,
+        )
+        welcome = pb.Welcome(
+            store_host=store.host, store_port=store.port, pair_epoch=self._prefix, heartbeat_s=shared.config.heartbeat_s
+        )
+        self._stream.put(pb.ReceiverMessage(welcome=welcome))
+        metrics.PAIRS.labels("received").inc()
+        logger.info("pair from prefill worker %s, epoch %d", self.worker_id, self.epoch)
+
+    @property
+    def is_idle(self) -> bool:
+        """No attempt lives and no message holds a buffer."""
+        return not self._machine.num_attempts and not self._buffers
+
+    async def on_message(self, message: pb.SenderMessage) -> None:
+        """A message of the control stream, after Hello."""
+        if await self._stream.heard(message) or self.error is not None:
+            return
+        kind = message.WhichOneof("message")
+        if kind == "end" and not message.end.attempt_id:
+            self.close(Unavailable(f"prefill worker {self.worker_id} closed the pair: {message.end.reason}"))
+        elif kind != "heartbeat":
+            self.used_s = time.monotonic()
+            self._perform(self._machine.on_message(message))
+
+    def cancel(self, attempt_id: str, error: ShoalError) -> None:
+        """Give one of this pair's attempts up. Harmless when repeated."""
+        self._perform(self._machine.cancel(attempt_id, error))
+
+    def close(self, error: ShoalError) -> None:
+        """End every attempt now; buffers with a posted receive stay quarantined until it returns. Idempotent."""
+        if self.error is not None:
+            return
+        self.error = error
+        self._perform(self._machine.closed(error))
+        self._shared.permits.withdraw(self)
+        self._lane.close(error, self._release_places)
+        metrics.PAIRS.labels("received").dec()
+        metrics.PAIR_FAILURES.labels("received", type(error).__name__).inc()
+        logger.info("pair from prefill worker %s closed: %s", self.worker_id, error)
+        self.closing.set()
+
+    async def part(self) -> None:
+        """Tell the peer why, for a moment, if it still listens."""
+        error = self.error or Unavailable("the pair has closed")
+        await self._stream.finish(wire.rejection("", error), _PARTING_S)
+
+    def stop(self) -> None:
+        """Write nothing more."""
+        self._stream.stop()
+
+    async def torn_down(self) -> None:
+        """Returns when the group is gone and every posted receive has returned."""
+        await self._lane.closed.wait()
+        self._shared.store.forget(self._prefix)
+
+    def _on_connected(self, connected: "asyncio.Future[None]") -> None:
+        error = connected.exception()
+        if isinstance(error, ShoalError):
+            self.close(error)
+
+    def _carry_out(self, action: act.Action) -> None:
+        match action:
+            case act.Write(message=pb.ReceiverMessage() as message):
+                self._stream.put(message)
+            case act.WantBuffer():
+                if self.error is None:
+                    self._shared.permits.request(self, self._grant)
+            case act.ReturnBuffer():
+                self._shared.permits.release_place()
+                self._shared.permits.release_buffer(self._take_granted())
+            case act.Post():
+                self._buffers[action.n] = self._take_granted()
+                self._placed.add(action.n)
+                self._post(action)
+            case act.FreeBuffer():
+                self._leave_place(action.key)
+                self._shared.permits.release_buffer(self._buffers.pop(action.key))
+            case act.Quarantine():
+                self._shared.staging.quarantine(self._buffers[action.key])
+            case act.Accepted():
+                self._shared.owners[action.attempt_id] = self
+            case act.Finish():
+                self._shared.finish(action)
+            case act.Skipped():
+                metrics.SKIPPED.inc(action.num_bytes)
+            case act.Rejected():
+                metrics.REJECTS.labels(type(action.error).__name__).inc()
+            case act.ClosePair():
+                self.close(action.error)
+            case _:
+                raise InternalError(f"the decode end cannot carry out {type(action).__name__}")
+
+    def _grant(self, buffer: StagingBuffer) -> None:
+        self._granted = buffer
+        self._perform(self._machine.granted())
+
+    def _take_granted(self) -> StagingBuffer:
+        buffer, self._granted = self._granted, None
+        if buffer is None:
+            raise InternalError("a buffer was used that had not been granted")
+        return buffer
+
+    def _post(self, action: act.Post) -> None:
+        n, entry = action.n, action.entry
+        if self.error is not None:
+            self._perform(self._machine.failed(n))
+            return
+        transfer = self._shared.transfers.get(action.attempt_id)
+        view = self._buffers[n].view(entry.num_bytes)
+        faults, lane = self._shared.faults, self._lane
+
+        def arrived_on_thread(num_bytes: int) -> None:
+            lane.report(arrived, num_bytes)
+            try:
+                done = transfer is not None and transfer.guard.call(lambda: transfer.sink.unpack(entry, view))
+                crc = checksum(view) if done else None
+                faults.hit("after-unpack")
+            except ShoalError as error:
+                lane.report(unpacked, None, error)
+            else:
+                lane.report(unpacked, crc, None)
+
+        def arrived(num_bytes: int) -> None:
+            metrics.PAYLOAD.labels("received").inc(num_bytes)
+            self._leave_place(n)
+            self._perform(self._machine.arrived(n, num_bytes))
+
+        def unpacked(crc: int | None, error: ShoalError | None) -> None:
+            self._perform(self._machine.unpacked(n, crc, error))
+
+        def failed(error: ShoalError) -> None:
+            self._perform(self._machine.failed(n))
+            self.close(error)
+
+        lane.receive(
+            n,
+            view,
+            self._shared.config.message_timeout_s(entry.num_bytes),
+            posted=lambda: self._perform(self._machine.posted(n)),
+            arrived=arrived_on_thread,
+            failed=failed,
+        )
+
+    def _leave_place(self, n: int) -> None:
+        if n in self._placed:
+            self._placed.discard(n)
+            self._shared.permits.release_place()
+
+    def _release_places(self) -> None:
+        """The channel has been aborted: what it had posted no longer occupies the device."""
+        for n in list(self._placed):
+            self._leave_place(n)

@@ -1,0 +1,105 @@
+"""OrderedGloo: Gloo with NCCL's strictness, for tests. Knows the order both ends issue in; fails where NCCL would hang.
+
+Every receive leaves a note in the pair's store when it is posted; every send reads the note of the same rank in the order of
+issue. A missing note means that the send was issued before its receive; another number or size, that the two ends disagree.
+"""
+
+import threading
+from collections.abc import Callable
+
+import torch
+from torch._C._distributed_c10d import Store
+
+from shoal.errors import InternalError, Unavailable
+from shoal.kv_transfer.channel import PairChannel, Pending
+from shoal.kv_transfer.gloo import GlooChannel
+
+
+class OneAtATime:
+    """Counts what is outstanding on one worker over all its pairs, as one GPU would allow. Thread-safe."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._lock = threading.Lock()
+        self._num_outstanding = 0
+
+    def enter(self) -> None:
+        """Raises InternalError when another one is outstanding."""
+        with self._lock:
+            if self._num_outstanding:
+                raise InternalError(f"a second {self._what} was issued on this worker: on a GPU it would occupy or deadlock it")
+            self._num_outstanding += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._num_outstanding -= 1
+
+
+class OrderedGlooChannel(PairChannel):
+    """A Gloo pair that checks what NCCL would take for granted. `receives` and `sends` are shared by a worker's pairs."""
+
+    def __init__(self, store: Store, rank: int, host: str, timeout_s: float, receives: OneAtATime, sends: OneAtATime) -> None:
+        self._store = store
+        self._inner = GlooChannel(store, rank, host, timeout_s)
+        self._receives = receives
+        self._sends = sends
+        self._num_received = 0
+        self._num_sent = 0
+        self._outstanding: set[_Counted] = set()
+
+    def post_recv(self, n: int, buffer: torch.Tensor) -> Pending:
+        counted = self._enter(self._receives, lambda: self._inner.post_recv(n, buffer))
+        self._store.set(f"posted/{self._num_received}", f"{n}:{buffer.numel()}")
+        self._num_received += 1
+        return counted
+
+    def send(self, n: int, buffer: torch.Tensor) -> Pending:
+        key, mine = f"posted/{self._num_sent}", f"{n}:{buffer.numel()}"
+        if not self._store.check([key]):
+            raise InternalError(f"send {n} was issued before its receive was posted")
+        theirs = self._store.get(key).decode()
+        if theirs != mine:
+            raise InternalError(f"order broken: the peer posted message:bytes {theirs}, this end sends {mine}")
+        self._store.delete_key(key)
+        self._num_sent += 1
+        return self._enter(self._sends, lambda: self._inner.send(n, buffer))
+
+    def abort(self) -> None:
+        """As NCCL's: what was outstanding no longer occupies the worker."""
+        self._inner.abort()
+        for counted in list(self._outstanding):
+            counted.leave()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _enter(self, gate: OneAtATime, issue: Callable[[], Pending]) -> "_Counted":
+        gate.enter()
+        try:
+            return _Counted(issue(), gate, self._outstanding)
+        except Unavailable:
+            gate.leave()
+            raise
+
+
+class _Counted:
+    """A pending message that occupies its worker until it returns or its pair is aborted."""
+
+    def __init__(self, inner: Pending, gate: OneAtATime, outstanding: "set[_Counted]") -> None:
+        self._inner = inner
+        self._gate = gate
+        self._outstanding = outstanding
+        self._lock = threading.Lock()
+        outstanding.add(self)
+
+    def wait(self, timeout_s: float) -> int:
+        try:
+            return self._inner.wait(timeout_s)
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        with self._lock:
+            if self in self._outstanding:
+                self._outstanding.discard(self)
+                self._gate.leave()
