@@ -37,7 +37,7 @@ class Dialled:
     def __init__(self, target: DecodeTarget, connect: Connect) -> None:
         self.target = target
         self._channel = connect(target.address)
-        self.call: ControlCall = transfer_pb2_grpc.TransferStub(self._channel).Control()  # type: ignore[no-untyped-call]
+        self.call: ControlCall = transfer_pb2_grpc.TransferStub(self._channel).Control()
 
     async def greet(self, hello: pb.Hello, faults: Faults) -> pb.Welcome:
         """Exchange Hello and Welcome. Raises Unavailable, or the error that decode refuses the pair with."""
