@@ -12,7 +12,7 @@ from shoal.config.transfer import TransferConfig
 from shoal.errors import Cancelled, CapacityExceeded, InternalError, Unavailable
 from shoal.kv_transfer import wire
 from shoal.kv_transfer.backends import make_backend
-from shoal.kv_transfer.dial import Connect, DecodeTarget, insecure_connect
+from shoal.kv_transfer.dial import Connect, DecodeTarget
 from shoal.kv_transfer.faults import Faults
 from shoal.kv_transfer.handle import Handle
 from shoal.kv_transfer.outgoing import KvSource, OutgoingTransfer
@@ -20,9 +20,8 @@ from shoal.kv_transfer.outgoing_pair import OutgoingPair, SenderShared
 from shoal.kv_transfer.staging import Gate, StagingPool
 from shoal.pb.internal.v1 import transfer_pb2 as pb
 from shoal.placement.plan import TransferPlan
+from shoal.rpc.channel import open_channel
 from shoal.types import Fingerprint
-
-__all__ = ["DecodeTarget", "TransferClient"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class TransferClient:
         config: TransferConfig,
         backend: str | None = None,  # overrides the configuration's
         faults: Faults | None = None,
-        connect: Connect = insecure_connect,
+        connect: Connect = open_channel,
     ) -> None:
         config = replace(config, backend=backend) if backend else config
         self._fingerprint = fingerprint

@@ -14,8 +14,6 @@ from shoal.pb.internal.v1 import transfer_pb2_grpc
 Connect = Callable[[str], grpc.aio.Channel]
 ControlCall = grpc.aio.StreamStreamCall[pb.SenderMessage, pb.ReceiverMessage]
 
-_OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 1 << 20)]
-
 
 @dataclass(frozen=True, slots=True)
 class DecodeTarget:
@@ -24,11 +22,6 @@ class DecodeTarget:
     address: str  # host:port of its gRPC server
     worker_id: str
     epoch: int
-
-
-def insecure_connect(address: str) -> grpc.aio.Channel:
-    """A plain channel with a connection of its own, so that a pair lives and dies alone."""
-    return grpc.aio.insecure_channel(address, options=_OPTIONS)
 
 
 class Dialled:
