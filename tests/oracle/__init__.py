@@ -1,0 +1,1 @@
+"""The independent program: design §2 written as masks over transformers' own layers. Shares no code with Shoal."""

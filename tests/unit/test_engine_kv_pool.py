@@ -1,0 +1,66 @@
+"""The KV tensor and its wire layout: slots [n, 2, kv_heads, head_dim], whatever blocks they lie in."""
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.engine.kv_pool import KvPool, block_bytes
+from shoal.errors import InternalError
+from shoal.placement.tables import BlockTable
+from shoal.types import DType, ModelShape
+
+SHAPE = ModelShape(
+    num_layers=3, hidden_size=8, num_heads=4, num_kv_heads=2, head_dim=4, intermediate_size=8, vocab_size=9, max_context=64
+)
+DTYPES = [DType.FLOAT32, DType.BFLOAT16]
+
+
+def table(layers: range, num_blocks: int, block_size: int, first: int = 0) -> BlockTable:
+    own = BlockTable(layers, block_size)
+    ids = np.random.default_rng(first).permutation(len(layers) * num_blocks).astype(np.int32) + first
+    own.extend(ids)
+    return own
+
+
+def filled(pool: KvPool, own: BlockTable, layer: int, num_slots: int) -> torch.Tensor:
+    """Write random KV slot by slot; returns it as [slots, 2, kv_heads, head_dim]."""
+    kv = torch.randn(num_slots, 2, 2, 4).to(pool.data.dtype)
+    slots = np.arange(num_slots)
+    blocks = torch.from_numpy(own.layer_ids(layer)[slots // own.block_size].astype(np.int64))
+    pool.write(kv, blocks, torch.from_numpy(slots % own.block_size))
+    return kv
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pack_and_unpack_between_pools_of_different_block_size(dtype: DType) -> None:
+    source, sink = KvPool(SHAPE, 40, 4, dtype), KvPool(SHAPE, 30, 8, dtype)
+    mine, theirs = table(range(3), 7, 4), table(range(1, 3), 4, 8, first=5)
+    kv = filled(source, mine, 2, 26)
+    for start, stop in [(0, 26), (3, 4), (5, 19), (8, 16), (7, 7)]:
+        sink.data.zero_()
+        wire = torch.zeros((stop - start) * 16 * dtype.num_bytes + 8, dtype=torch.uint8)
+        source.pack(mine, 2, start, stop, wire[:-8])
+        assert torch.equal(wire[:-8].view(kv.dtype).view(-1, 2, 2, 4), kv[start:stop]) and not wire[-8:].any()
+        sink.unpack(theirs, 2, start, stop, wire[:-8])
+        for slot in range(start, stop):
+            block = theirs.layer_ids(2)[slot // 8]
+            assert torch.equal(sink.data[block, :, :, slot % 8], kv[slot])
+        assert int(sink.data.count_nonzero()) == int(kv[start:stop].count_nonzero())  # and nothing else
+
+
+def test_wrong_buffers_and_slots_are_refused() -> None:
+    pool, own = KvPool(SHAPE, 40, 4, DType.FLOAT32), table(range(3), 2, 4)
+    for buffer in (torch.zeros(63, dtype=torch.uint8), torch.zeros(65, dtype=torch.uint8), torch.zeros(16)):
+        with pytest.raises(InternalError, match="KV entry of 64 bytes does not fit"):
+            pool.pack(own, 0, 0, 1, buffer)
+        with pytest.raises(InternalError, match="KV entry of 64 bytes does not fit"):
+            pool.unpack(own, 0, 0, 1, buffer)
+    with pytest.raises(InternalError, match="outside a table of 8"):
+        pool.pack(own, 0, 7, 9, torch.zeros(128, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sizes(dtype: DType) -> None:
+    pool = KvPool(SHAPE, 40, 4, dtype)
+    assert pool.num_bytes == 40 * block_bytes(SHAPE, 4, dtype) == 40 * 4 * 16 * dtype.num_bytes
+    assert not pool.data.any()
