@@ -1,0 +1,132 @@
+"""Who may hold KV blocks, in order of arrival. Knows counts and block tables; knows no tensors and no transfer.
+
+Strictly first come, first served: a large request at the head is not passed by small ones, so nobody starves. All methods
+belong to one event loop. Blocks come back by one path, `release`, which lets the next waiter in.
+"""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+from shoal.errors import CapacityExceeded, InternalError, InvalidRequest
+from shoal.placement.blocks import BlockIds, BlockPool
+from shoal.placement.tables import KvLayout, RequestTables
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingSize:
+    """What one request needs: slots of both tables, and blocks for parked deep states."""
+
+    num_lower_slots: int
+    num_upper_slots: int
+    num_state_blocks: int = 0
+
+
+class Holding:
+    """One request's blocks: its tables and the blocks of its deep states. Made by `HoldingQueue.reserve` only."""
+
+    def __init__(self, tables: RequestTables, state_blocks: BlockIds) -> None:
+        self.tables = tables
+        self.state_blocks = state_blocks
+        self.released = False
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    layout: KvLayout
+    size: HoldingSize
+    future: asyncio.Future[Holding]
+
+
+class HoldingQueue:
+    """Hands out blocks to at most `max_holders` requests; `max_queued` more may wait."""
+
+    def __init__(self, blocks: BlockPool, block_size: int, *, max_holders: int, max_queued: int) -> None:
+        self.blocks = blocks
+        self._block_size = block_size
+        self._max_holders = max_holders
+        self._max_queued = max_queued
+        self._holders = 0
+        self._waiters: deque[_Waiter] = deque()
+
+    @property
+    def num_holders(self) -> int:
+        return self._holders
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiters)
+
+    def num_blocks(self, layout: KvLayout, size: HoldingSize) -> int:
+        """Blocks that a request of this size takes."""
+        lower, upper = -(-size.num_lower_slots // self._block_size), -(-size.num_upper_slots // self._block_size)
+        return len(layout.lower_layers) * lower + len(layout.upper_layers) * upper + size.num_state_blocks
+
+    async def reserve(self, layout: KvLayout, size: HoldingSize) -> Holding:
+        """Wait for the request's turn and take its blocks, all or nothing.
+
+        Raises InvalidRequest when the whole pool would not do, CapacityExceeded when the waiting line is full.
+        """
+        needed = self.num_blocks(layout, size)
+        if needed > self.blocks.num_blocks:
+            raise InvalidRequest(
+                f"the request needs {needed} KV blocks, this worker has {self.blocks.num_blocks} in all;"
+                " shorten the prompt or lower max_tokens"
+            )
+        if not self._waiters and self._fits(layout, size):
+            return self._take(layout, size)
+        if len(self._waiters) >= self._max_queued:
+            raise CapacityExceeded(
+                f"{needed} KV blocks needed, {self.blocks.num_free} of {self.blocks.num_blocks} free,"
+                f" {len(self._waiters)} requests wait already; retry later"
+            )
+        waiter = _Waiter(layout, size, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        try:
+            return await waiter.future
+        except asyncio.CancelledError:
+            if waiter.future.done() and not waiter.future.cancelled():
+                self.release(waiter.future.result())  # the turn came and the waiter left in the same moment
+            else:
+                self._admit()  # drops the waiter, which may have kept others from their turn
+            raise
+
+    def release(self, holding: Holding) -> None:
+        """Give every block of a request back. Harmless when repeated."""
+        if holding.released:
+            return
+        holding.released = True
+        self.release_states(holding)
+        holding.tables.release()
+        self._holders -= 1
+        self._admit()
+
+    def release_states(self, holding: Holding) -> None:
+        """Give the blocks of the deep states back, once nothing reads them any more. Harmless when repeated."""
+        ids, holding.state_blocks = holding.state_blocks, holding.state_blocks[:0]
+        self.blocks.release(ids)
+        if len(ids):
+            self._admit()
+
+    def check(self) -> None:
+        """Raise InternalError unless free + owned = total, and all is free when nobody holds."""
+        self.blocks.check()
+        if not self._holders and self.blocks.num_used:
+            raise InternalError(f"{self.blocks.num_used} KV blocks are owned and nobody holds them")
+
+    def _fits(self, layout: KvLayout, size: HoldingSize) -> bool:
+        return self._holders < self._max_holders and self.num_blocks(layout, size) <= self.blocks.num_free
+
+    def _take(self, layout: KvLayout, size: HoldingSize) -> Holding:
+        tables = RequestTables(self.blocks, self._block_size, layout)
+        tables.reserve(size.num_lower_slots, size.num_upper_slots)
+        holding = Holding(tables, self.blocks.allocate(size.num_state_blocks))
+        self._holders += 1
+        return holding
+
+    def _admit(self) -> None:
+        if any(waiter.future.done() for waiter in self._waiters):  # left without a turn
+            self._waiters = deque(waiter for waiter in self._waiters if not waiter.future.done())
+        while self._waiters and self._fits(self._waiters[0].layout, self._waiters[0].size):
+            waiter = self._waiters.popleft()
+            waiter.future.set_result(self._take(waiter.layout, waiter.size))

@@ -1,0 +1,70 @@
+"""A model in a worker's memory: weights, KV pool and what the worker says about them. Knows no requests and no transport."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shoal.config.worker import WorkerConfig
+from shoal.engine.decoder import Decoder, HeldLayers, LoadReport
+from shoal.engine.kv_pool import KvPool
+from shoal.model_files import ModelFiles, open_model
+from shoal.placement.blocks import BlockPool
+from shoal.types import Fingerprint, ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """Everything that is loaded once. `report` says what was read from disk."""
+
+    model: ModelFiles
+    decoder: Decoder
+    pool: KvPool
+    blocks: BlockPool
+    report: LoadReport
+
+    @property
+    def shape(self) -> ModelShape:
+        return self.model.config.shape
+
+    @property
+    def num_layers_held(self) -> int:
+        """Layers of which any weight was read."""
+        return len(self.report.layers_opened)
+
+
+def open_for(config: WorkerConfig) -> ModelFiles:
+    """Open the model and check that the configuration fits it, before any weight is read. Blocking, but short.
+
+    Raises InvalidConfig when the model is unusable, an allowed depth exceeds it or the pool cannot hold one request.
+    """
+    model = open_model(config.model)
+    config.allowed_policies(model.config.shape.num_layers)
+    config.pool_blocks(model.config.shape)
+    return model
+
+
+def load_resident(
+    model: ModelFiles, config: WorkerConfig, held: HeldLayers, progress: Callable[[int, int], None] | None = None
+) -> Resident:
+    """Load the held layers and make the KV pool. Blocking. `progress` is told (done, total) from this thread."""
+    num_blocks = config.pool_blocks(model.config.shape)
+    decoder, report = Decoder.load(model, dtype=config.dtype, held=held, progress=progress)
+    pool = KvPool(model.config.shape, num_blocks, config.block_size, config.dtype)
+    return Resident(model, decoder, pool, BlockPool(num_blocks), report)
+
+
+def fingerprint_of(model: ModelFiles, config: WorkerConfig) -> Fingerprint:
+    """What another worker must agree on before KV may cross."""
+    shape = model.config.shape
+    return Fingerprint(
+        revision=model.revision,
+        adapter="",
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=config.dtype,
+        block_size=config.block_size,
+        rope=str(model.config.rope),
+        max_entry_bytes=config.transfer.max_entry_bytes,
+        max_entry_tokens=config.transfer.max_entry_tokens,
+    )

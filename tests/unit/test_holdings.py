@@ -1,0 +1,118 @@
+import asyncio
+import random
+
+import pytest
+
+from shoal.engine.holdings import Holding, HoldingQueue, HoldingSize
+from shoal.errors import CapacityExceeded, InvalidRequest
+from shoal.placement.blocks import BlockPool
+from shoal.placement.tables import KvLayout
+from shoal.visibility import Visibility
+
+LAYOUT = KvLayout.of(4, Visibility.parse("speed:2:boundary=1"), 16)
+SMALL, LARGE = HoldingSize(4, 4), HoldingSize(16, 4, num_state_blocks=1)  # 4 and 11 blocks of 4 tokens
+
+
+def queue(num_blocks: int, *, max_holders: int = 100, max_queued: int = 100) -> HoldingQueue:
+    return HoldingQueue(BlockPool(num_blocks), 4, max_holders=max_holders, max_queued=max_queued)
+
+
+async def test_waiters_are_served_in_order_and_nobody_overtakes() -> None:
+    holdings = queue(12)
+    first = await holdings.reserve(LAYOUT, SMALL)
+    order: list[str] = []
+
+    async def wait(name: str, size: HoldingSize) -> Holding:
+        holding = await holdings.reserve(LAYOUT, size)
+        order.append(name)
+        return holding
+
+    large = asyncio.create_task(wait("large", LARGE))
+    small = asyncio.create_task(wait("small", SMALL))  # would fit beside the first, but came after the large one
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert order == [] and holdings.num_waiting == 2
+    holdings.release(first)
+    holdings.release(first)  # harmless
+    taken = await large
+    assert not small.done() and holdings.blocks.num_used == 11
+    holdings.release_states(taken)
+    holdings.release_states(taken)
+    assert holdings.blocks.num_used == 10
+    holdings.release(taken)
+    holdings.release(await small)
+    assert order == ["large", "small"]
+    holdings.check()
+
+
+async def test_a_waiter_that_leaves_holds_nobody_up() -> None:
+    holdings = queue(12)
+    first = await holdings.reserve(LAYOUT, SMALL)
+    large = asyncio.create_task(holdings.reserve(LAYOUT, LARGE))
+    small = asyncio.create_task(holdings.reserve(LAYOUT, SMALL))
+    await asyncio.sleep(0)
+    large.cancel()
+    holdings.release(await asyncio.wait_for(small, 1))
+    holdings.release(first)
+    holdings.check()
+
+
+async def test_a_turn_given_to_one_who_leaves_at_that_moment_is_given_back() -> None:
+    holdings = queue(12)
+    first = await holdings.reserve(LAYOUT, LARGE)
+    waiter = asyncio.create_task(holdings.reserve(LAYOUT, LARGE))
+    await asyncio.sleep(0)
+    holdings.release(first)  # the waiter's future is set ...
+    waiter.cancel()  # ... and it is cancelled before it runs
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert holdings.num_holders == 0
+    holdings.check()
+
+
+async def test_limits() -> None:
+    holdings = queue(12, max_queued=1)
+    with pytest.raises(InvalidRequest, match="12 in all"):
+        await holdings.reserve(LAYOUT, HoldingSize(40, 4))
+    first = await holdings.reserve(LAYOUT, LARGE)
+    waiter = asyncio.create_task(holdings.reserve(LAYOUT, LARGE))
+    await asyncio.sleep(0)
+    with pytest.raises(CapacityExceeded, match="retry later"):
+        await holdings.reserve(LAYOUT, SMALL)
+    holdings.release(first)
+    holdings.release(await waiter)
+
+    few = queue(1000, max_holders=1)
+    only = await few.reserve(LAYOUT, SMALL)
+    other = asyncio.create_task(few.reserve(LAYOUT, SMALL))
+    await asyncio.sleep(0)
+    assert few.num_waiting == 1
+    few.release(only)
+    few.release(await other)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_nothing_is_lost_whoever_leaves_when(seed: int) -> None:
+    rng = random.Random(seed)
+    holdings = queue(24, max_holders=3)
+
+    async def live() -> None:
+        holding = await holdings.reserve(LAYOUT, rng.choice([SMALL, LARGE]))
+        try:
+            for _ in range(rng.randrange(4)):
+                await asyncio.sleep(0)
+            if rng.random() < 0.5:
+                holdings.release_states(holding)
+        finally:
+            holdings.release(holding)
+
+    tasks = [asyncio.create_task(live()) for _ in range(40)]
+    for task in tasks:
+        for _ in range(rng.randrange(3)):
+            await asyncio.sleep(0)
+        holdings.blocks.check()
+        if rng.random() < 0.4:
+            task.cancel()
+    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+    assert holdings.num_holders == 0 and holdings.num_waiting == 0
+    holdings.check()
