@@ -1,0 +1,122 @@
+"""The life of each request on a decode worker, from queue to end. Knows states and their order; no transport, no tensors.
+
+A request is owned by one task. Whatever ends it (its last token, its caller's leaving, a dead peer, a deadline), that task gives
+everything back first, in one place, and then says how it ended.
+"""
+
+import asyncio
+import logging
+
+from shoal.config.worker import WorkerConfig
+from shoal.decode_worker import metrics
+from shoal.decode_worker.output import Finish
+from shoal.decode_worker.request import DecodeRequest, RequestState
+from shoal.decode_worker.reservations import Reservations
+from shoal.decode_worker.spec import DecodeSpec
+from shoal.decode_worker.step_loop import DecodeStepLoop
+from shoal.errors import Cancelled, DeadlineExceeded, InternalError, ShoalError
+from shoal.placement.plan import Entry, EntryKind
+
+_log = logging.getLogger(__name__)
+
+
+class RequestRunner:
+    """Starts, watches and ends requests. Belongs to the event loop."""
+
+    def __init__(self, config: WorkerConfig, reservations: Reservations, steps: DecodeStepLoop) -> None:
+        self._config = config
+        self._reservations = reservations
+        self._steps = steps
+        self._tasks: dict[DecodeRequest, asyncio.Task[None]] = {}
+
+    @property
+    def requests(self) -> list[DecodeRequest]:
+        """Every request that has not given everything back."""
+        return list(self._tasks)
+
+    def submit(self, spec: DecodeSpec, deadline_s: float) -> DecodeRequest:
+        """Take a request in; it may last until its deadline, waiting for blocks included."""
+        request = DecodeRequest(spec)
+        task = asyncio.create_task(self._live(request, deadline_s), name=f"decode-{spec.attempt_id}")
+        self._tasks[request] = task
+        task.add_done_callback(lambda _: self._tasks.pop(request))
+        return request
+
+    async def drain(self, grace_s: float) -> None:
+        """Let requests finish for so long, then end the rest. Returns when all has been given back."""
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=grace_s)
+        for request in self.requests:
+            request.end(Cancelled("the decode worker is stopping"))
+        if self._tasks:
+            await asyncio.wait(self._tasks.values())
+
+    async def _live(self, request: DecodeRequest, deadline_s: float) -> None:
+        late = DeadlineExceeded(f"the request did not finish within {deadline_s:.1f} s; allow more time or ask for fewer tokens")
+        deadline = asyncio.get_running_loop().call_later(deadline_s, request.end, late)
+        getting_ready = asyncio.create_task(self._get_ready(request))
+        end = await request.ended
+        try:
+            deadline.cancel()
+            getting_ready.cancel()
+            await asyncio.wait((getting_ready,))
+            await self._steps.remove(request.spec.attempt_id)
+            if request.reservation is not None:
+                self._reservations.drop(request.reservation, _words(end))
+            if self._config.check_blocks:
+                self._reservations.holdings.check()
+        finally:
+            request.move(_END_STATES.get(type(end), RequestState.FAILED))
+            self._measure(request)
+            if not request.reserved.done():
+                request.reserved.set_result(None)
+            request.output.end(end)
+
+    async def _get_ready(self, request: DecodeRequest) -> None:
+        """Everything before the first step: room, then the transfer. An error ends the request."""
+        loop = asyncio.get_running_loop()
+
+        def arrived(entry: Entry) -> None:
+            loop.call_soon_threadsafe(self._arrived, request, entry)
+
+        try:
+            reservation = await self._reservations.make(request.spec, arrived)
+            request.reservation = reservation
+            request.move(RequestState.RESERVED)
+            request.reserved.set_result(reservation)
+            if reservation.incoming is not None:
+                report = await reservation.incoming.wait()
+                request.received_bytes = report.payload_bytes
+                metrics.RECEIVED_BYTES.inc(report.payload_bytes)
+            request.move(RequestState.READY)
+            self._steps.add(request, reservation)
+        except ShoalError as error:
+            request.end(error)
+        except Exception:  # noqa: BLE001  # not swallowed: logged, and the request ends with an error
+            _log.exception("request %s could not be made ready", request.spec.attempt_id)
+            request.end(InternalError("the request could not be made ready"))
+
+    def _arrived(self, request: DecodeRequest, entry: Entry) -> None:
+        """An entry is in place: note the first, and hand states that are projected here to the step loop."""
+        if request.ended.done() or request.reservation is None:
+            return
+        if request.state is RequestState.RESERVED:
+            request.move(RequestState.RECEIVING)
+        if entry.kind is EntryKind.DEEP_STATE and request.spec.layout.visibility.late:
+            self._steps.project(request, request.reservation, range(entry.start, entry.stop))
+
+    def _measure(self, request: DecodeRequest) -> None:
+        metrics.ENDED_REQUESTS.labels(str(request.state)).inc()
+        moments = [request.times.get(state) for state in (RequestState.QUEUED, RequestState.RESERVED, RequestState.READY)]
+        moments.append(request.first_token_at)
+        parts = (metrics.QUEUE_SECONDS, metrics.TRANSFER_SECONDS, metrics.FIRST_STEP_SECONDS)
+        for histogram, begin, stop in zip(parts, moments, moments[1:], strict=False):
+            if begin is not None and stop is not None:
+                histogram.observe(stop - begin)
+
+
+_END_STATES: dict[type, RequestState] = {Finish: RequestState.FINISHED, Cancelled: RequestState.CANCELLED}
+
+
+def _words(end: Finish | ShoalError) -> str:
+    return f"finished: {end.reason}" if isinstance(end, Finish) else str(end)

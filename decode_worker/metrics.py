@@ -1,0 +1,22 @@
+"""Every metric of a decode worker, in one place."""
+
+from shoal.metrics import counter, gauge, histogram
+
+QUEUE_SECONDS = histogram("shoal_decode_worker_queue_seconds", "From a request's arrival to its reservation: first part of TTFT")
+TRANSFER_SECONDS = histogram(
+    "shoal_decode_worker_transfer_seconds", "From the reservation to the last entry: prefill and transfer"
+)
+FIRST_STEP_SECONDS = histogram("shoal_decode_worker_first_step_seconds", "From the last entry to the first token")
+STEP_SECONDS = histogram("shoal_decode_worker_step_seconds", "One step of the continuous batch")
+STEP_REQUESTS = histogram(
+    "shoal_decode_worker_step_requests", "Requests in one step", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+)
+DECODE_TOKENS = counter("shoal_decode_worker_run_tokens_total", "Decode tokens run at full depth (boundary, replayed, generated)")
+SAMPLED_TOKENS = counter("shoal_decode_worker_sampled_tokens_total", "Tokens sampled")
+PROJECTED_TOKENS = counter("shoal_decode_worker_projected_tokens_total", "Prefill tokens projected late")
+USED_BLOCKS = gauge("shoal_decode_worker_used_blocks", "KV blocks with an owner")
+TOTAL_BLOCKS = gauge("shoal_decode_worker_total_blocks", "KV blocks of the pool")
+RESERVED_REQUESTS = gauge("shoal_decode_worker_reserved_requests", "Requests that hold blocks")
+WAITING_REQUESTS = gauge("shoal_decode_worker_waiting_requests", "Requests that wait for blocks")
+ENDED_REQUESTS = counter("shoal_decode_worker_ended_requests_total", "Requests by how they ended", ["end"])
+RECEIVED_BYTES = counter("shoal_decode_worker_received_bytes_total", "Payload of completed transfers, counted at the channel")

@@ -1,0 +1,155 @@
+"""A decode worker: model, step loop, reservations and its own gRPC server, in one asyncio process. Knows no Ray.
+
+start: open the model → listen, NOT_SERVING → load → SERVING
+stop:  NOT_SERVING → let requests finish for the grace → end the rest → close transfers, server, step thread
+"""
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+from shoal.config.worker import Pool, WorkerConfig
+from shoal.decode_worker import metrics
+from shoal.decode_worker.lifecycle import RequestRunner
+from shoal.decode_worker.request import DecodeRequest
+from shoal.decode_worker.reservations import Reservations
+from shoal.decode_worker.servicer import DecodeServicer
+from shoal.decode_worker.spec import read_spec
+from shoal.decode_worker.step_loop import DecodeStepLoop
+from shoal.engine.resident import Resident, fingerprint_of, load_resident, open_for
+from shoal.engine.weights import HeldLayers
+from shoal.errors import InvalidConfig, Unavailable
+from shoal.kv_transfer import TransferServer
+from shoal.kv_transfer.faults import Faults
+from shoal.kv_transfer.wire import fingerprint_to_pb
+from shoal.model_files import ModelFiles
+from shoal.pb.internal.v1 import transfer_pb2, transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
+from shoal.pb.v1 import shoal_pb2
+from shoal.rpc import Address, RpcServer
+from shoal.types import ModelShape
+
+
+class DecodeWorker:
+    """One per process. Everything runs on the event loop that called `start`; tensors are computed in the step thread."""
+
+    def __init__(self, config: WorkerConfig, progress: Callable[[int, int], None] | None = None) -> None:
+        if config.pool is not Pool.DECODE:
+            raise InvalidConfig(f"worker {config.worker_id} is configured for pool {config.pool}, not for decode")
+        self.config = config
+        self.address = ""  # host:port, once bound
+        self._progress = progress
+        self._server = RpcServer()
+        self._loaded: _Loaded | None = None
+        self._draining = False
+
+    async def start(self) -> str:
+        """Listen, load, serve. Returns host:port. Raises InvalidConfig when the configuration cannot work."""
+        config, server = self.config, self._server
+        self._model: ModelFiles = await asyncio.to_thread(open_for, config)
+        self._fingerprint = fingerprint_of(self._model, config)
+        self._transfers = TransferServer(
+            worker_id=config.worker_id,
+            epoch=config.epoch,
+            fingerprint=self._fingerprint,
+            config=config.transfer,
+            faults=Faults.from_environment(allowed=config.chaos),
+        )
+        decode, transfer = (module.DESCRIPTOR.services_by_name[name] for module, name in _SERVICES)
+        server.add(worker_pb2_grpc.add_DecodeWorkerServicer_to_server, DecodeServicer(self), decode)
+        server.add(transfer_pb2_grpc.add_TransferServicer_to_server, self._transfers, transfer)
+        self.address = str(await server.start(Address(config.host, config.port)))
+        try:
+            held = HeldLayers.everything(self.shape.num_layers)
+            resident = await asyncio.to_thread(load_resident, self._model, config, held, self._progress)
+        except BaseException:
+            await server.stop()
+            raise
+        self._loaded = self._assemble(resident)
+        await server.set_serving(True)
+        return self.address
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Refuse new requests, let running ones finish for `grace_s` seconds, end the rest, close everything."""
+        self._draining = True
+        await self._server.drain()
+        if self._loaded is not None:
+            await self._loaded.runner.drain(grace_s)
+        await self._transfers.close()
+        await self._server.stop()
+        if self._loaded is not None:
+            self._loaded.stepping.cancel()
+            await asyncio.to_thread(self._loaded.steps.close)
+
+    async def wait_for_termination(self) -> None:
+        """Return when the server has stopped."""
+        await self._server.wait_for_termination()
+
+    @property
+    def shape(self) -> ModelShape:
+        return self._model.config.shape
+
+    def submit(self, message: worker_pb2.DecodeRequest, deadline_s: float) -> DecodeRequest:
+        """Check a request and take it in. Raises InvalidRequest, or Unavailable while loading or stopping."""
+        if self._draining or self._loaded is None:
+            state = "is stopping" if self._draining else "is still loading its model"
+            raise Unavailable(f"decode worker {self.config.worker_id} {state}; use another")
+        return self._loaded.runner.submit(read_spec(message, uuid.uuid4().hex, self.config, self.shape), deadline_s)
+
+    def describe(self) -> worker_pb2.WorkerDescription:
+        """Who this is and what it may be asked."""
+        return worker_pb2.WorkerDescription(
+            worker_id=self.config.worker_id,
+            pool=str(self.config.pool),
+            epoch=self.config.epoch,
+            address=self.address,
+            fingerprint=fingerprint_to_pb(self._fingerprint),
+            allowed_visibilities=[str(policy) for policy in self.config.allowed_policies(self.shape.num_layers)],
+            max_boundary_tokens=self.config.max_boundary_tokens,
+        )
+
+    def load(self) -> shoal_pb2.WorkerLoad:
+        """What it holds and what it has yet to do."""
+        load = shoal_pb2.WorkerLoad(worker_id=self.config.worker_id, pool=str(self.config.pool))
+        load.resident_bytes = psutil.Process().memory_info().rss
+        load.num_staging_in_use = self._transfers.num_staging_in_use
+        load.num_staging_quarantined = self._transfers.num_staging_quarantined
+        if self._loaded is not None:
+            self._loaded.fill(load)
+        return load
+
+    def _assemble(self, resident: Resident) -> "_Loaded":
+        reservations = Reservations(resident, self.config, self._fingerprint, self._transfers)
+        steps = DecodeStepLoop(resident, self.config, release_states=reservations.release_states)
+        runner = RequestRunner(self.config, reservations, steps)
+        metrics.TOTAL_BLOCKS.set(resident.blocks.num_blocks)
+        return _Loaded(resident, reservations, steps, runner, asyncio.create_task(steps.run(), name="decode-steps"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """The parts that exist once the model is in memory."""
+
+    resident: Resident
+    reservations: Reservations
+    steps: DecodeStepLoop
+    runner: RequestRunner
+    stepping: asyncio.Task[None]
+
+    def fill(self, load: shoal_pb2.WorkerLoad) -> None:
+        """Add what only a loaded worker has."""
+        blocks, holdings = self.resident.blocks, self.reservations.holdings
+        load.num_running_reqs = self.steps.num_running
+        load.num_waiting_reqs = holdings.num_waiting
+        load.num_used_blocks = blocks.num_used
+        load.num_total_blocks = blocks.num_blocks
+        load.num_reservations = holdings.num_holders
+        load.num_transfers_in_flight = sum(request.is_receiving for request in self.runner.requests)
+        load.outstanding_token_layers = sum(request.num_outstanding_token_layers for request in self.runner.requests)
+        load.num_layers_held = self.resident.num_layers_held
+        load.weight_bytes_read = self.resident.report.bytes_read
+
+
+_SERVICES = ((worker_pb2, "DecodeWorker"), (transfer_pb2, "Transfer"))

@@ -1,0 +1,130 @@
+"""The life of each task on a prefill worker, from queue to end. Knows states and their order; no protos, no tensors' content.
+
+A task is owned by one asyncio task. It computes before decode has accepted, sends nothing before that, and gives its blocks back
+in one place: not before the step that uses them and every send that was issued have returned.
+"""
+
+import asyncio
+import logging
+
+from shoal.config.worker import WorkerConfig
+from shoal.engine.holdings import Holding, HoldingQueue, HoldingSize
+from shoal.engine.resident import Resident
+from shoal.engine.segment import RequestKv
+from shoal.engine.state_store import StateStore, num_state_blocks, state_range
+from shoal.errors import Cancelled, DeadlineExceeded, InternalError, ShoalError
+from shoal.kv_transfer import DecodeTarget, SentReport, TransferClient
+from shoal.placement.reservation import prefill_reservation
+from shoal.prefill_worker import metrics
+from shoal.prefill_worker.source import PrefillSource
+from shoal.prefill_worker.spec import PrefillSpec
+from shoal.prefill_worker.step_loop import PrefillStepLoop, Work
+from shoal.prefill_worker.task import PrefillTask, TaskState
+
+_log = logging.getLogger(__name__)
+
+
+class TaskRunner:
+    """Starts, watches and ends tasks. Belongs to the event loop."""
+
+    def __init__(self, config: WorkerConfig, resident: Resident, transfers: TransferClient, steps: PrefillStepLoop) -> None:
+        self._config = config
+        self._resident = resident
+        self._transfers = transfers
+        self._steps = steps
+        self._tasks: dict[PrefillTask, asyncio.Task[None]] = {}
+        self.holdings = HoldingQueue(
+            resident.blocks, config.block_size, max_holders=config.max_running_requests, max_queued=config.max_queued
+        )
+
+    @property
+    def tasks(self) -> list[PrefillTask]:
+        """Every task that has not given everything back."""
+        return list(self._tasks)
+
+    def submit(self, spec: PrefillSpec, deadline_s: float) -> PrefillTask:
+        """Take a task in; it may last until its deadline, waiting for blocks included."""
+        task = PrefillTask(spec)
+        living = asyncio.create_task(self._live(task, deadline_s), name=f"prefill-{spec.attempt_id}")
+        self._tasks[task] = living
+        living.add_done_callback(lambda _: self._tasks.pop(task))
+        return task
+
+    async def drain(self, grace_s: float) -> None:
+        """Let tasks be computed, sent and acknowledged for so long, then end the rest. Returns when all has been given back."""
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=grace_s)
+        for task in self.tasks:
+            task.end(Cancelled("the prefill worker is stopping"))
+        if self._tasks:
+            await asyncio.wait(self._tasks.values())
+
+    async def _live(self, task: PrefillTask, deadline_s: float) -> None:
+        late = DeadlineExceeded(f"prefill did not finish within {deadline_s:.1f} s; allow more time or shorten the prompt")
+        deadline = asyncio.get_running_loop().call_later(deadline_s, task.end, late)
+        holding: asyncio.Future[Holding] = asyncio.get_running_loop().create_future()
+        working = asyncio.create_task(self._work(task, holding))
+        end = await task.ended
+        try:
+            deadline.cancel()
+            if isinstance(end, ShoalError):
+                task.answer.set_result(end)  # now: a send to a hung peer may take long to return
+                if task.outgoing is not None:
+                    task.outgoing.cancel(str(end))
+            working.cancel()
+            await asyncio.wait((working,))
+            await self._steps.remove(task.spec.attempt_id)
+            if task.outgoing is not None:
+                await task.outgoing.released()
+            if holding.done() and not holding.cancelled():
+                self.holdings.release(holding.result())
+            if self._config.check_blocks:
+                self.holdings.check()
+        finally:
+            task.move(_END_STATES.get(type(end), TaskState.FAILED))
+            self._measure(task)
+            if not task.answer.done():
+                task.answer.set_result(end)
+
+    async def _work(self, task: PrefillTask, held: "asyncio.Future[Holding]") -> None:
+        """Room, then compute and transfer side by side. Ends the task, well or with an error."""
+        spec, resident = task.spec, self._resident
+        try:
+            kept = state_range(spec.plan)
+            holding = await self.holdings.reserve(spec.layout, self._size(spec, len(kept)))
+            held.set_result(holding)
+            kv = RequestKv.of(holding.tables)
+            states = StateStore(resident.pool, holding.state_blocks, kept, resident.shape.hidden_size) if kept else None
+            task.move(TaskState.HOLDING)
+            self._steps.add(Work(task, kv, states))
+            target = DecodeTarget(spec.decode_address, spec.decode_worker_id, spec.decode_epoch)
+            source = PrefillSource(resident.pool, kv, states)
+            task.attach(await self._transfers.open(target, spec.handle, spec.plan, source))
+            assert task.outgoing is not None
+            report = await task.outgoing.wait()
+            await task.computed.wait()  # the acknowledgement can overtake the end of the step that sent the last entry
+            metrics.SENT_BYTES.inc(report.payload_bytes)
+            task.end(report)
+        except ShoalError as error:
+            task.end(error)
+        except Exception:  # noqa: BLE001  # not swallowed: logged, and the task ends with an error
+            _log.exception("task %s failed", spec.attempt_id)
+            task.end(InternalError("the prefill task failed"))
+
+    def _size(self, spec: PrefillSpec, num_states: int) -> HoldingSize:
+        resident, split = self._resident, spec.layout.split
+        size = prefill_reservation(
+            resident.shape, self._config.dtype, self._config.block_size, spec.layout.visibility, split.num_prompt_tokens
+        )
+        num_blocks = num_state_blocks(num_states, resident.shape.hidden_size, resident.pool.data[0].numel())
+        return HoldingSize(size.num_lower_slots, size.num_upper_slots, num_blocks)
+
+    def _measure(self, task: PrefillTask) -> None:
+        metrics.ENDED_REQUESTS.labels(str(task.state)).inc()
+        if task.state is TaskState.SENT:
+            metrics.QUEUE_SECONDS.observe(task.seconds(TaskState.QUEUED, TaskState.COMPUTING))
+            metrics.COMPUTE_SECONDS.observe(task.seconds(TaskState.COMPUTING, TaskState.COMPUTED))
+            metrics.AFTER_COMPUTE_SECONDS.observe(task.seconds(TaskState.COMPUTED, TaskState.SENT))
+
+
+_END_STATES: dict[type, TaskState] = {SentReport: TaskState.SENT, Cancelled: TaskState.CANCELLED}

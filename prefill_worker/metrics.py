@@ -1,0 +1,18 @@
+"""Every metric of a prefill worker, in one place."""
+
+from shoal.metrics import counter, gauge, histogram
+
+QUEUE_SECONDS = histogram("shoal_prefill_worker_queue_seconds", "From a task's arrival to its first step")
+COMPUTE_SECONDS = histogram("shoal_prefill_worker_compute_seconds", "From a task's first step to its last layer")
+AFTER_COMPUTE_SECONDS = histogram("shoal_prefill_worker_after_compute_seconds", "From the last layer to the acknowledgement")
+STEP_SECONDS = histogram("shoal_prefill_worker_step_seconds", "One step of the continuous batch")
+STEP_REQUESTS = histogram(
+    "shoal_prefill_worker_step_requests", "Tasks in one step", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+)
+PREFILL_TOKENS = counter("shoal_prefill_worker_run_tokens_total", "Prefill tokens run")
+USED_BLOCKS = gauge("shoal_prefill_worker_used_blocks", "KV blocks with an owner")
+TOTAL_BLOCKS = gauge("shoal_prefill_worker_total_blocks", "KV blocks of the pool")
+HOLDING_REQUESTS = gauge("shoal_prefill_worker_holding_requests", "Tasks that hold blocks")
+WAITING_REQUESTS = gauge("shoal_prefill_worker_waiting_requests", "Tasks that wait for blocks")
+ENDED_REQUESTS = counter("shoal_prefill_worker_ended_requests_total", "Tasks by how they ended", ["end"])
+SENT_BYTES = counter("shoal_prefill_worker_sent_bytes_total", "Payload of acknowledged transfers, counted at the channel")

@@ -1,0 +1,63 @@
+"""What is asked of a prefill worker, and whether it fits what decode has reserved. Knows limits; knows no load."""
+
+from dataclasses import dataclass
+
+from shoal.config.worker import WorkerConfig
+from shoal.errors import InvalidRequest, Mismatch
+from shoal.kv_transfer.handle import Handle
+from shoal.pb.internal.v1 import worker_pb2
+from shoal.placement.plan import TransferPlan, make_plan
+from shoal.placement.tables import KvLayout
+from shoal.types import Fingerprint, ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSpec:
+    """One attempt: the prefill tokens, where they go, and what crosses."""
+
+    layout: KvLayout  # with the resolved visibility, N, P and α
+    token_ids: tuple[int, ...]  # x_0 … x_{P−1}
+    plan: TransferPlan
+    handle: Handle
+    decode_address: str
+    decode_worker_id: str
+    decode_epoch: int
+
+    @property
+    def attempt_id(self) -> str:
+        return self.handle.attempt_id
+
+
+def read_spec(
+    message: worker_pb2.PrefillRequest, config: WorkerConfig, shape: ModelShape, fingerprint: Fingerprint
+) -> PrefillSpec:
+    """Translate and check a task. Raises InvalidRequest, or Mismatch when this side's plan is not the reserved one."""
+    visibility = config.accept_visibility(message.visibility, shape.num_layers)
+    num_prompt, num_cached, limit = message.num_prompt_tokens, message.cached_tokens, config.max_context(shape)
+    if num_prompt > limit:
+        raise InvalidRequest(f"a prompt of {num_prompt} tokens exceeds the context of {limit}; shorten it")
+    layout = KvLayout.of(shape.num_layers, visibility, num_prompt)
+    token_ids = tuple(message.prompt_ids)
+    if not token_ids or len(token_ids) != layout.split.num_prefill_tokens or num_cached >= len(token_ids):
+        raise InvalidRequest(
+            f"{len(token_ids)} tokens given with {num_cached} cached, but a prompt of {num_prompt} under {visibility} has"
+            f" {layout.split.num_prefill_tokens} prefill tokens; prefill takes exactly those, and only when some are not cached"
+        )
+    if max(token_ids) >= shape.vocab_size:
+        raise InvalidRequest(f"token id {max(token_ids)} lies outside the vocabulary of {shape.vocab_size}")
+    plan = make_plan(
+        shape,
+        config.dtype,
+        visibility,
+        num_prompt,
+        num_cached,
+        max_entry_bytes=config.transfer.max_entry_bytes,
+        max_entry_tokens=config.transfer.max_entry_tokens,
+    )
+    if plan.digest != message.plan_digest:
+        raise Mismatch(
+            f"decode reserved plan {message.plan_digest}, prefill computes {plan.digest} for {visibility}, N = {num_prompt};"
+            " start both pools with the same model, dtype and transfer settings"
+        )
+    handle = Handle(message.attempt_id, fingerprint, str(visibility), num_prompt, num_cached, plan.digest)
+    return PrefillSpec(layout, token_ids, plan, handle, message.decode_address, message.decode_worker_id, message.decode_epoch)

@@ -1,0 +1,101 @@
+"""One prefill task: where it stands, when it got there, and what of it has been handed to the transfer. Knows no tensors.
+
+    QUEUED ──blocks──▶ HOLDING ──first step──▶ COMPUTING ──last layer──▶ COMPUTED ──acknowledged──▶ SENT
+       │                  │                        │                        │
+       └──────────────────┴────────────────────────┴────────────────────────┴──▶ CANCELLED │ FAILED
+
+Entries leave while the task is COMPUTING. CANCELLED: the caller left, or decode no longer wants it. FAILED: anything else.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from threading import Lock
+
+from shoal.errors import InternalError, ShoalError
+from shoal.kv_transfer import OutgoingTransfer, SentReport
+from shoal.prefill_worker.export import ExportTracker
+from shoal.prefill_worker.spec import PrefillSpec
+
+
+class TaskState(StrEnum):
+    """Where a task stands; see the picture above."""
+
+    QUEUED = "queued"
+    HOLDING = "holding"
+    COMPUTING = "computing"
+    COMPUTED = "computed"
+    SENT = "sent"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+_ENDS = frozenset({TaskState.CANCELLED, TaskState.FAILED, TaskState.SENT})
+_NEXT = {
+    TaskState.QUEUED: TaskState.HOLDING,
+    TaskState.HOLDING: TaskState.COMPUTING,
+    TaskState.COMPUTING: TaskState.COMPUTED,
+    TaskState.COMPUTED: TaskState.SENT,
+}
+
+
+class PrefillTask:
+    """The living half of a task. Belongs to the event loop, but `complete` may be called from the step thread."""
+
+    def __init__(self, spec: PrefillSpec, clock: Callable[[], float] = time.monotonic) -> None:
+        self.spec = spec
+        self.state = TaskState.QUEUED
+        self.num_computed = 0  # tokens
+        self.computed = asyncio.Event()  # the step with the last layer is over
+        self.export = ExportTracker(spec.plan)  # the step thread's
+        self.outgoing: OutgoingTransfer | None = None
+        loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[SentReport | ShoalError] = loop.create_future()
+        self.answer: asyncio.Future[SentReport | ShoalError] = loop.create_future()  # what the caller is told
+        self._clock = clock
+        self.times: dict[TaskState, float] = {TaskState.QUEUED: clock()}
+        self._lock = Lock()
+        self._complete: list[int] = []  # entries completed before the transfer was accepted
+
+    def move(self, state: TaskState) -> None:
+        """Enter a state and note the time. Raises InternalError for a step the picture does not have."""
+        if self.state in _ENDS or (state is not _NEXT.get(self.state) and state not in (_ENDS - {TaskState.SENT})):
+            raise InternalError(f"task {self.spec.attempt_id} cannot go from {self.state} to {state}")
+        self.state = state
+        self.times[state] = self._clock()
+        if state is TaskState.COMPUTED:
+            self.computed.set()
+
+    def end(self, end: SentReport | ShoalError) -> None:
+        """It is over, for whatever reason. Only the first counts; the task's own asyncio task gives everything back."""
+        if not self.ended.done():
+            self.ended.set_result(end)
+
+    def complete(self, entries: Sequence[int]) -> None:
+        """These entries' bytes exist: hand them to the transfer, or keep them until decode has accepted it. Any thread."""
+        with self._lock:
+            if self.outgoing is None:
+                self._complete.extend(entries)
+            elif entries:
+                self.outgoing.entries_ready(entries)
+
+    def attach(self, outgoing: OutgoingTransfer) -> None:
+        """Decode has accepted: send what is complete and whatever completes from now on."""
+        with self._lock:
+            self.outgoing = outgoing
+            if self._complete:
+                outgoing.entries_ready(self._complete)
+
+    @property
+    def num_outstanding_token_layers(self) -> int:
+        """Tokens still to be run × layers (placement's measure of work; projections above K are left out)."""
+        if self.state is TaskState.SENT or self.ended.done():
+            return 0
+        return (len(self.spec.token_ids) - self.num_computed) * len(self.spec.layout.lower_layers)
+
+    def seconds(self, begin: TaskState, stop: TaskState) -> float:
+        """From one state to another; 0.0 when either was not reached."""
+        if begin not in self.times or stop not in self.times:
+            return 0.0
+        return self.times[stop] - self.times[begin]

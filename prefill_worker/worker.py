@@ -1,0 +1,160 @@
+"""A prefill worker: the lower layers, step loop, transfer client and its own gRPC server, in one asyncio process. Knows no Ray.
+
+start: open the model → listen, NOT_SERVING → load → SERVING
+stop:  NOT_SERVING → let tasks be acknowledged for the grace → end the rest → close transfers, server, step thread
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+from shoal.config.worker import Pool, WorkerConfig
+from shoal.engine.resident import Resident, fingerprint_of, load_resident, open_for
+from shoal.engine.weights import HeldLayers
+from shoal.errors import AlreadyExists, InvalidConfig, Unavailable
+from shoal.kv_transfer import TransferClient
+from shoal.kv_transfer.faults import Faults
+from shoal.kv_transfer.wire import fingerprint_to_pb
+from shoal.model_files import ModelFiles
+from shoal.pb.internal.v1 import worker_pb2, worker_pb2_grpc
+from shoal.pb.v1 import shoal_pb2
+from shoal.prefill_worker import metrics
+from shoal.prefill_worker.held import deepest_layers
+from shoal.prefill_worker.lifecycle import TaskRunner
+from shoal.prefill_worker.servicer import PrefillServicer
+from shoal.prefill_worker.spec import read_spec
+from shoal.prefill_worker.step_loop import PrefillStepLoop
+from shoal.prefill_worker.task import PrefillTask
+from shoal.rpc import Address, RpcServer
+from shoal.types import ModelShape
+
+
+class PrefillWorker:
+    """One per process. Everything runs on the event loop that called `start`; tensors are computed in the step thread."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        layer_done: Callable[[int], object] | None = None,
+    ) -> None:
+        if config.pool is not Pool.PREFILL:
+            raise InvalidConfig(f"worker {config.worker_id} is configured for pool {config.pool}, not for prefill")
+        self.config = config
+        self.address = ""  # host:port, once bound
+        self._progress = progress
+        self._faults = Faults.from_environment(allowed=config.chaos)
+        self._layer_done = layer_done or (lambda layer: self._faults.hit(f"layer-{layer}"))
+        self._server = RpcServer()
+        self._loaded: _Loaded | None = None
+        self._draining = False
+
+    async def start(self) -> str:
+        """Listen, load, serve. Returns host:port. Raises InvalidConfig when the configuration cannot work."""
+        config, server = self.config, self._server
+        self._model: ModelFiles = await asyncio.to_thread(open_for, config)
+        self._fingerprint = fingerprint_of(self._model, config)
+        self._transfers = TransferClient(
+            worker_id=config.worker_id,
+            epoch=config.epoch,
+            fingerprint=self._fingerprint,
+            config=config.transfer,
+            faults=self._faults,
+        )
+        service = worker_pb2.DESCRIPTOR.services_by_name["PrefillWorker"]
+        server.add(worker_pb2_grpc.add_PrefillWorkerServicer_to_server, PrefillServicer(self), service)
+        self.address = str(await server.start(Address(config.host, config.port)))
+        try:
+            full, kv_only = deepest_layers(config.allowed_policies(self.shape.num_layers), self.shape.num_layers)
+            held = HeldLayers(full, kv_only, embedding=True, head=False)
+            resident = await asyncio.to_thread(load_resident, self._model, config, held, self._progress)
+        except BaseException:
+            await server.stop()
+            raise
+        self._loaded = self._assemble(resident)
+        await server.set_serving(True)
+        return self.address
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Refuse new tasks, let running ones be acknowledged for `grace_s` seconds, end the rest, close everything."""
+        self._draining = True
+        await self._server.drain()
+        if self._loaded is not None:
+            await self._loaded.runner.drain(grace_s)
+        await self._transfers.close()
+        await self._server.stop()
+        if self._loaded is not None:
+            self._loaded.stepping.cancel()
+            await asyncio.to_thread(self._loaded.steps.close)
+
+    async def wait_for_termination(self) -> None:
+        """Return when the server has stopped."""
+        await self._server.wait_for_termination()
+
+    @property
+    def shape(self) -> ModelShape:
+        return self._model.config.shape
+
+    def submit(self, message: worker_pb2.PrefillRequest, deadline_s: float) -> PrefillTask:
+        """Check a task and take it in. Raises InvalidRequest, Mismatch, AlreadyExists; Unavailable while loading or stopping."""
+        if self._draining or self._loaded is None:
+            state = "is stopping" if self._draining else "is still loading its model"
+            raise Unavailable(f"prefill worker {self.config.worker_id} {state}; use another")
+        spec = read_spec(message, self.config, self.shape, self._fingerprint)
+        if any(task.spec.attempt_id == spec.attempt_id for task in self._loaded.runner.tasks):
+            raise AlreadyExists(f"attempt {spec.attempt_id} is being prefilled already; reserve again to retry")
+        return self._loaded.runner.submit(spec, deadline_s)
+
+    def describe(self) -> worker_pb2.WorkerDescription:
+        """Who this is and what it may be asked."""
+        return worker_pb2.WorkerDescription(
+            worker_id=self.config.worker_id,
+            pool=str(self.config.pool),
+            epoch=self.config.epoch,
+            address=self.address,
+            fingerprint=fingerprint_to_pb(self._fingerprint),
+            allowed_visibilities=[str(policy) for policy in self.config.allowed_policies(self.shape.num_layers)],
+            max_boundary_tokens=self.config.max_boundary_tokens,
+        )
+
+    def load(self) -> shoal_pb2.WorkerLoad:
+        """What it holds and what it has yet to do."""
+        load = shoal_pb2.WorkerLoad(worker_id=self.config.worker_id, pool=str(self.config.pool))
+        load.resident_bytes = psutil.Process().memory_info().rss
+        load.num_staging_in_use = self._transfers.num_staging_in_use
+        load.num_staging_quarantined = self._transfers.num_staging_quarantined
+        if self._loaded is not None:
+            self._loaded.fill(load)
+        return load
+
+    def _assemble(self, resident: Resident) -> "_Loaded":
+        steps = PrefillStepLoop(resident, self.config, layer_done=self._layer_done)
+        runner = TaskRunner(self.config, resident, self._transfers, steps)
+        metrics.TOTAL_BLOCKS.set(resident.blocks.num_blocks)
+        return _Loaded(resident, steps, runner, asyncio.create_task(steps.run(), name="prefill-steps"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """The parts that exist once the model is in memory."""
+
+    resident: Resident
+    steps: PrefillStepLoop
+    runner: TaskRunner
+    stepping: asyncio.Task[None]
+
+    def fill(self, load: shoal_pb2.WorkerLoad) -> None:
+        """Add what only a loaded worker has."""
+        blocks, holdings, tasks = self.resident.blocks, self.runner.holdings, self.runner.tasks
+        load.num_running_reqs = self.steps.num_running
+        load.num_waiting_reqs = holdings.num_waiting
+        load.num_used_blocks = blocks.num_used
+        load.num_total_blocks = blocks.num_blocks
+        load.num_reservations = holdings.num_holders
+        load.num_transfers_in_flight = sum(task.outgoing is not None for task in tasks)
+        load.outstanding_token_layers = sum(task.num_outstanding_token_layers for task in tasks)
+        load.num_layers_held = self.resident.num_layers_held
+        load.weight_bytes_read = self.resident.report.bytes_read

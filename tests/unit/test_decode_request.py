@@ -1,0 +1,105 @@
+import asyncio
+
+import pytest
+
+from shoal.config.worker import Pool, WorkerConfig
+from shoal.decode_worker.output import Finish, OutputStream, OutputToken
+from shoal.decode_worker.request import DecodeRequest, RequestState
+from shoal.decode_worker.spec import DecodeSpec, read_spec
+from shoal.errors import InternalError, InvalidRequest, Unavailable
+from shoal.pb.internal.v1 import worker_pb2
+from shoal.placement.tables import KvLayout
+from shoal.types import FinishReason, ModelShape, SamplingParams
+from shoal.visibility import Visibility
+
+SHAPE = ModelShape(4, 64, 4, 2, 16, 128, 256, 64)
+CONFIG = WorkerConfig("d0", Pool.DECODE, "tiny", allowed_visibilities=(Visibility.parse("speed:2"),))
+
+
+def request(max_tokens: int = 3) -> DecodeRequest:
+    layout = KvLayout.of(4, Visibility.parse("speed:2:boundary=2"), 10)
+    ticks = iter(range(100))
+    return DecodeRequest(
+        DecodeSpec("a", layout, tuple(range(10)), (7,), SamplingParams(max_tokens)), clock=lambda: float(next(ticks))
+    )
+
+
+async def test_states_follow_the_picture_and_are_timed() -> None:
+    life = request()
+    for state in ("reserved", "receiving", "ready", "running", "finished"):
+        life.move(RequestState(state))
+    assert [life.times[state] for state in RequestState if state in life.times] == [0, 1, 2, 3, 4, 5]
+    assert life.ms_since_reserved(life.times[RequestState.READY]) == 2000
+    with pytest.raises(InternalError):
+        life.move(RequestState.CANCELLED)
+    skipping = request()
+    with pytest.raises(InternalError, match="queued to ready"):
+        skipping.move(RequestState.READY)
+    skipping.move(RequestState.CANCELLED)
+
+
+async def test_outstanding_work_falls_to_nothing() -> None:
+    life = request(max_tokens=3)
+    work = [life.num_outstanding_token_layers]
+    for token in (1, 2, 3):
+        life.sampled(token)
+        work.append(life.num_outstanding_token_layers)
+    assert work == [(2 + 1 + 2) * 4, 2 * 4, 1 * 4, 0]
+
+
+async def test_a_slow_reader_gets_everything_in_one_piece() -> None:
+    output = OutputStream()
+    for token in range(5):
+        output.put(OutputToken(token, None))
+    batches = output.batches()
+    assert [token.token_id for token in await anext(batches)] == [0, 1, 2, 3, 4]
+    output.put(OutputToken(5, None))
+    output.end(Finish(FinishReason.LENGTH))
+    output.end(Unavailable("too late to count"))
+    assert [[token.token_id for token in batch] async for batch in batches] == [[5]]
+    assert output.finish == Finish(FinishReason.LENGTH)
+
+
+async def test_an_error_comes_after_the_tokens_before_it() -> None:
+    output = OutputStream()
+    reader = asyncio.create_task(anext(output.batches()))
+    await asyncio.sleep(0)
+    output.put(OutputToken(1, None))
+    assert [token.token_id for token in await reader] == [1]
+    output.put(OutputToken(2, None))
+    output.end(Unavailable("the pair is gone"))
+    seen: list[int] = []
+    with pytest.raises(Unavailable, match="the pair is gone"):
+        async for batch in output.batches():
+            seen += [token.token_id for token in batch]
+    assert seen == [2]
+
+
+def message(**changes: object) -> worker_pb2.DecodeRequest:
+    sampling = worker_pb2.Sampling(max_tokens=4, top_p=1.0)
+    fields = {"prompt_ids": [1, 2, 3], "visibility": "speed:2:boundary=1", "sampling": sampling} | changes
+    return worker_pb2.DecodeRequest(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"prompt_ids": []}, "empty"),
+        ({"prompt_ids": [256]}, "vocabulary"),
+        ({"replay_token_ids": [256]}, "vocabulary"),
+        ({"prompt_ids": [1] * 61}, "exceed the context of 64"),
+        ({"visibility": "full:boundary=1"}, "not allowed"),
+        ({"visibility": "speed:2"}, "not resolved"),
+        ({"sampling": worker_pb2.Sampling(top_p=1.0)}, "max_tokens"),
+        ({"sampling": worker_pb2.Sampling(max_tokens=1, top_p=1.0, temperature=float("nan"))}, "temperature"),
+    ],
+)
+def test_bad_requests_are_refused_with_words(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        read_spec(message(**changes), "a", CONFIG, SHAPE)
+
+
+def test_a_good_request_is_read() -> None:
+    spec = read_spec(message(replay_token_ids=[9]), "a", CONFIG, SHAPE)
+    assert spec.prompt_ids == (1, 2, 3) and spec.replay_ids == (9,) and spec.sampling.num_logprobs is None
+    assert spec.layout.split.num_prefill_tokens == 2
