@@ -23,18 +23,22 @@ def deep_state_bytes(
     shape: ModelShape, dtype: DType, visibility: Visibility, num_prompt_tokens: int, num_cached_tokens: int = 0
 ) -> int:
     """Bytes of the hidden states that cross: anchors c … α−1 whole (`speed`), what some upper layer still sees (late `pop`)."""
+    num_states = num_deep_states(shape, visibility, num_prompt_tokens, num_cached_tokens)
+    return num_states * shape.hidden_size * dtype.num_bytes
+
+
+def num_deep_states(shape: ModelShape, visibility: Visibility, num_prompt_tokens: int, num_cached_tokens: int = 0) -> int:
+    """Hidden states that cross, as in `deep_state_bytes`."""
     depth = visibility.depth(shape.num_layers)
     split = visibility.split(num_prompt_tokens)
     if depth == shape.num_layers:
         return 0
     if visibility.kind is VisibilityKind.SPEED:
-        num_states = max(0, split.num_anchor_tokens - num_cached_tokens)
-    elif visibility.late:
+        return max(0, split.num_anchor_tokens - num_cached_tokens)
+    if visibility.late:
         num_due = max(0, split.num_prefill_tokens - num_cached_tokens)
-        num_states = max(_num_shipped(shape, layer, num_due) for layer in range(depth, shape.num_layers))
-    else:
-        num_states = 0
-    return num_states * shape.hidden_size * dtype.num_bytes
+        return max(num_shipped_tokens(shape, layer, num_due) for layer in range(depth, shape.num_layers))
+    return 0
 
 
 def wire_bytes(
@@ -45,10 +49,9 @@ def wire_bytes(
     `full`, `pop`: T·L·kv·e. `speed`: T·K·kv·e + max(0, α − c)·h·e. Late `pop`: T·(K·kv·e + h·e). KV terms are summed per
     layer, with min(T, w−1) for T in a window layer.
     """
-    depth = visibility.depth(shape.num_layers)
-    num_kv_layers = shape.num_layers if visibility.kind is VisibilityKind.POP and not visibility.late else depth
     num_due = max(0, visibility.split(num_prompt_tokens).num_prefill_tokens - num_cached_tokens)
-    num_layer_tokens = sum(_num_shipped(shape, layer, num_due) for layer in range(num_kv_layers))
+    kv_layers = shipped_kv_layers(shape, visibility)
+    num_layer_tokens = sum(num_shipped_tokens(shape, layer, num_due) for layer in kv_layers)
     states = deep_state_bytes(shape, dtype, visibility, num_prompt_tokens, num_cached_tokens)
     return kv_bytes(shape, dtype, num_layer_tokens) + states
 
@@ -91,7 +94,13 @@ def decode_kv_layer_tokens(shape: ModelShape, visibility: Visibility, num_prompt
     return (num_prefill + num_decode) * num_layers
 
 
-def _num_shipped(shape: ModelShape, layer: int, num_due: int) -> int:
+def shipped_kv_layers(shape: ModelShape, visibility: Visibility) -> range:
+    """Layers whose KV crosses: all of them for plain `pop`, else the lower K."""
+    ships_upper = visibility.kind is VisibilityKind.POP and not visibility.late
+    return range(shape.num_layers if ships_upper else visibility.depth(shape.num_layers))
+
+
+def num_shipped_tokens(shape: ModelShape, layer: int, num_due: int) -> int:
     """Tokens of one layer that cross: all T, or the last min(T, w−1) of a window layer."""
     window = shape.window(layer)
     return num_due if window is None else min(num_due, window - 1)
