@@ -1,1 +1,8 @@
-"""The Python client of the public API."""
+"""Python clients of the public gRPC API. Need neither torch nor Ray."""
+
+from shoal.client.aio import AsyncClient
+from shoal.client.requests import Sampling
+from shoal.client.sync import Client
+from shoal.client.types import Chunk, Completion, Message, Timings, Transfer
+
+__all__ = ["AsyncClient", "Chunk", "Client", "Completion", "Message", "Sampling", "Timings", "Transfer"]

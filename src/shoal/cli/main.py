@@ -1,0 +1,50 @@
+"""The `shoal` command: a table of commands, each imported when it is run."""
+
+import importlib
+from typing import Final
+
+import click
+
+from shoal.cli.failure import EXIT_CODES_HELP
+
+COMMANDS: Final[dict[str, tuple[str, str]]] = {  # name: (module:attribute, what it does)
+    "serve": ("shoal.cli.serve:serve", "Start a local cluster: controller, workers and a router."),
+    "demo": ("shoal.cli.demo:demo", "Start a cluster, stream answers under full, speed and pop, show the figures."),
+    "generate": ("shoal.cli.generate:generate", "Stream an answer to the terminal."),
+    "info": ("shoal.cli.info:info", "Show a server's model, its allowed visibilities and its workers."),
+    "loads": ("shoal.cli.info:loads", "Show what every worker holds now."),
+    "models": ("shoal.cli.models:models", "List the models that can be opened by name."),
+    "version": ("shoal.cli.version:version", "Print the version."),
+}
+
+
+class LazyGroup(click.Group):
+    """Knows its commands' names and one-line help without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, words) for name, (_, words) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES_HELP)
+def cli() -> None:
+    """Shoal serves language models with shallow prefill and deep decode."""
+
+
+def main() -> None:
+    """Entry point of the `shoal` script."""
+    cli(prog_name="shoal")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""What the client hands out: frozen, typed, without protobuf. Knows how to read the public messages; makes no call."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from shoal.pb.v1 import shoal_pb2
+from shoal.types import FinishReason, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation; `role` is system, user or assistant."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What is new in a stream. Joined, the texts of all chunks are the completion's text."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What crossed from prefill to decode."""
+
+    payload_bytes: int  # counted at the channel
+    plan_bytes: int  # the transfer plan's sum
+    full_depth_bytes: int  # what visibility `full` would have shipped
+    num_entries: int
+    prefill_worker: str  # "" when nothing was transferred
+    decode_worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Milliseconds since the router received the request. The first five add up to `ttft_ms`."""
+
+    tokenize_ms: float
+    reserve_ms: float
+    prefill_ms: float
+    transfer_ms: float
+    first_step_ms: float
+    ttft_ms: float
+    tpot_ms: float
+    total_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer."""
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    matched_stop: str | int | None  # the stop string or the stop token's id
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    visibility: str  # as resolved, boundary included
+    seed: int
+    transfer: Transfer
+    timings: Timings
+    decode_kv_layer_tokens: int
+    decode_kv_bytes: int
+    num_retries: int
+    notices: tuple[str, ...]  # declared fallbacks
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+    @classmethod
+    def read(cls, request_id: str, message: shoal_pb2.GenerateComplete) -> Self:
+        """From the public message."""
+        transfer, timings = message.transfer, message.timings
+        matched = message.WhichOneof("matched_stop")
+        return cls(
+            request_id=request_id,
+            text=message.text,
+            token_ids=tuple(message.output_ids),
+            finish_reason=FinishReason(message.finish_reason),
+            matched_stop=None if matched is None else getattr(message, matched),
+            prompt_tokens=message.prompt_tokens,
+            completion_tokens=message.completion_tokens,
+            cached_tokens=message.cached_tokens,
+            visibility=message.visibility,
+            seed=message.seed,
+            transfer=Transfer(**{field.name: getattr(transfer, field.name) for field in transfer.DESCRIPTOR.fields}),
+            timings=Timings(**{field.name: getattr(timings, field.name) for field in timings.DESCRIPTOR.fields}),
+            decode_kv_layer_tokens=message.decode_kv.layer_tokens,
+            decode_kv_bytes=message.decode_kv.bytes,
+            num_retries=message.num_retries,
+            notices=tuple(message.notices),
+            logprobs=read_logprobs(message.output_logprobs),
+        )
+
+
+def read_logprobs(message: shoal_pb2.OutputLogProbs) -> tuple[TokenLogprobs, ...]:
+    """One per token; () when none were asked for."""
+    tops: Sequence[shoal_pb2.TopLogProbs] = message.top_logprobs
+    return tuple(
+        TokenLogprobs(logprob, tuple(zip(top.token_ids, top.values, strict=True)))
+        for logprob, top in zip(message.token_logprobs, tops, strict=True)
+    )
+
+
+def read_reply(message: shoal_pb2.GenerateResponse) -> Chunk | Completion:
+    """Either kind of a stream's messages."""
+    if message.HasField("complete"):
+        return Completion.read(message.request_id, message.complete)
+    chunk = message.chunk
+    return Chunk(chunk.text, tuple(chunk.token_ids), read_logprobs(chunk.output_logprobs))
