@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format proto proto-check bench clean
+.PHONY: help demo test check format proto proto-check bench validate clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ proto-check: $(PROTO_VENV)/.installed ## Fail when src/shoal/pb differs from wha
 
 bench: $(STAMP) ## Measure this checkout (see benchmarks/)
 	$(BIN)/python -m benchmarks
+
+validate: $(STAMP) ## Compare the cost model with published figures (DATA=folder adds measurements)
+	$(BIN)/python -m shoal.simulator.validation $(if $(DATA),--data $(DATA))
 
 clean: ## Remove what make created
 	rm -rf $(VENV) $(PROTO_VENV) build dist
