@@ -26,7 +26,6 @@ class KvPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
-        # Zeros, not garbage: masked slots are read and multiplied by 0, which a NaN would survive.
         dims = (num_blocks, 2, shape.num_kv_heads, block_size, shape.head_dim)
         self.data = torch.zeros(dims, dtype=torch_dtype(dtype), device=device)
         self.rows = self.data.view(-1, shape.head_dim)  # one row per (block, K or V, head, slot)

@@ -34,15 +34,14 @@ class _FreshRun:
 class _PagedKeys:
     """Where the keys of b runs lie in the pool, for every layer of a stage."""
 
-    bases: torch.Tensor  # [layers, b, blocks] pool row where each block begins
-    offsets: torch.Tensor  # [2, 1, kv_heads, 1, block_size] pool rows of a block, from its base
-    num_keys: int  # of the longest run; shorter ones are padded and masked
+    slots: torch.Tensor  # [layers, b, keys] pool row of each slot's K in the first head
+    heads: torch.Tensor  # [2, 1, kv_heads, 1] pool rows from there to each head's K and V
 
     def gather(self, pool_rows: torch.Tensor, layer_index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V [b, kv_heads, num_keys, d], in one copy."""
-        index = self.bases[layer_index][None, :, None, :, None] + self.offsets
-        kv = pool_rows.index_select(0, index.view(-1)).view(2, index.shape[1], index.shape[2], -1, pool_rows.shape[1])
-        return kv[0, :, :, : self.num_keys], kv[1, :, :, : self.num_keys]
+        """K and V [b, kv_heads, keys, d], in one copy."""
+        index = self.slots[layer_index][None, :, None, :] + self.heads
+        kv = pool_rows.index_select(0, index.view(-1)).view(*index.shape, -1)
+        return kv[0], kv[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class _PagedRun:
 
     rows: slice
     keys: _PagedKeys
-    mask: torch.Tensor  # [1, n, num_keys], additive
+    mask: torch.Tensor  # [1, n, keys], additive
 
     def attend(self, q: torch.Tensor, pool_rows: torch.Tensor, layer_index: int, out: torch.Tensor) -> None:
         k, v = self.keys.gather(pool_rows, layer_index)
@@ -66,7 +65,7 @@ class _PagedRows:
 
     rows: torch.Tensor  # [b]
     keys: _PagedKeys
-    mask: torch.Tensor | None  # [b, 1, 1, num_keys], additive
+    mask: torch.Tensor | None  # [b, 1, 1, keys], additive
 
     def attend(self, q: torch.Tensor, pool_rows: torch.Tensor, layer_index: int, out: torch.Tensor) -> None:
         k, v = self.keys.gather(pool_rows, layer_index)
@@ -102,8 +101,7 @@ class TorchAttention:
         fresh: list[_FreshRun] = []
         paged: list[_PagedRun | _PagedRows] = []
         single: list[QueryRun] = []
-        heads = shape.num_kv_heads
-        offsets = torch.arange(2 * heads * block_size, device=pool_rows.device).view(2, 1, heads, 1, block_size)
+        heads = torch.arange(2 * shape.num_kv_heads, device=pool_rows.device).view(2, 1, -1, 1) * block_size
         for run in runs:
             rows = slice(run.first_row, run.first_row + run.num_rows)
             if run.start_slot == 0:
@@ -113,10 +111,10 @@ class TorchAttention:
             elif run.num_rows == 1:
                 single.append(run)
             else:
-                keys, seen = _page([run], window, offsets)
+                keys, seen = _page([run], window, heads, block_size)
                 paged.append(_PagedRun(rows, keys, _additive(seen, pool_rows)))
         for group in _groups(single):
-            keys, seen = _page(group, window, offsets)
+            keys, seen = _page(group, window, heads, block_size)
             mask = None if bool(seen.all()) else _additive(seen.unsqueeze(1), pool_rows)
             index = torch.tensor([run.first_row for run in group], device=pool_rows.device)
             paged.append(_PagedRows(index, keys, mask))
@@ -135,19 +133,21 @@ def _groups(runs: list[QueryRun]) -> Iterator[list[QueryRun]]:
         yield group
 
 
-def _page(runs: list[QueryRun], window: int | None, offsets: torch.Tensor) -> tuple[_PagedKeys, torch.Tensor]:
-    """The keys that some row of the runs sees, from a block's beginning on, and who sees whom: bool [b, n, num_keys]."""
-    kv_heads, block_size = offsets.shape[2], offsets.shape[4]
-    first_blocks = [run.first_visible_slot(window) // block_size for run in runs]
-    num_keys = max(run.num_slots - first * block_size for run, first in zip(runs, first_blocks, strict=True))
-    shape = (len(runs[0].block_ids), len(runs), -(-num_keys // block_size))
-    bases = np.zeros(shape, dtype=np.int64)  # padding reads block 0, and is masked
-    for index, (run, first) in enumerate(zip(runs, first_blocks, strict=True)):
-        ids = run.block_ids[:, first : -(-run.num_slots // block_size)]
-        bases[:, index, : ids.shape[1]] = ids
-    bases *= 2 * kv_heads * block_size
-    keys = _PagedKeys(torch.from_numpy(bases).to(offsets.device), offsets, num_keys)
-    return keys, visible(runs, [first * block_size for first in first_blocks], num_keys, window)
+def _page(runs: list[QueryRun], window: int | None, heads: torch.Tensor, block_size: int) -> tuple[_PagedKeys, torch.Tensor]:
+    """The keys from each run's lowest visible slot on, and who sees whom: bool [b, n, keys].
+
+    Only slots that the run sees are ever read: padding repeats its last one. A masked slot of someone else, or one not
+    written yet, could hold a NaN, and a NaN times zero is a NaN.
+    """
+    first_slots = [run.first_visible_slot(window) for run in runs]
+    num_keys = max(run.num_slots - first for run, first in zip(runs, first_slots, strict=True))
+    rows = np.empty((len(runs[0].block_ids), len(runs), num_keys), dtype=np.int64)
+    for index, (run, first) in enumerate(zip(runs, first_slots, strict=True)):
+        slots = np.minimum(np.arange(first, first + num_keys), run.num_slots - 1)
+        blocks = run.block_ids[:, slots // block_size].astype(np.int64)
+        rows[:, index] = blocks * (heads.numel() * block_size) + slots % block_size
+    keys = _PagedKeys(torch.from_numpy(rows).to(heads.device), heads)
+    return keys, visible(runs, first_slots, num_keys, window)
 
 
 def _additive(seen: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

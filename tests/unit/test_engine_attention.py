@@ -88,6 +88,30 @@ def test_equals_attention_by_hand(name: str, window: int | None, seed: int) -> N
                 assert torch.allclose(out[index], by_hand(q[index], data, run, row, layer, window), atol=1e-5)
 
 
+@pytest.mark.parametrize("name", _BACKENDS)
+@pytest.mark.parametrize("window", [None, 3])
+def test_reads_only_slots_that_exist(name: str, window: int | None) -> None:
+    """Everything outside the runs' slots is NaN: other requests' blocks, slots not written yet, slots behind the window."""
+    torch.manual_seed(0)
+    data = torch.full((NUM_BLOCKS, 2, KV_HEADS, BLOCK, D), float("nan"))
+    ids = np.arange(1, 2 * 13 + 1, dtype=np.int32).reshape(2, 13)  # of two layers; block 0 belongs to somebody else
+    geometry = SlotGeometry()
+    runs = [
+        QueryRun(0, 1, 19, ids[:, :5], geometry),
+        QueryRun(1, 1, 9, ids[:, 5:9], geometry),
+        QueryRun(2, 3, 6, ids[:, 9:], geometry),
+    ]
+    for run in runs:
+        for slot in range(run.first_visible_slot(window), run.num_slots):
+            data[run.block_ids[:, slot // BLOCK], :, :, slot % BLOCK] = torch.randn(2, 2, KV_HEADS, D)
+    q, rows, fresh = torch.randn(5, HEADS, D), data.view(-1, D), torch.zeros(5, 2, KV_HEADS, D)
+    out = attention_backend(name).prepare(runs, window, SHAPE, rows, BLOCK).attend(q, fresh[:, 0], fresh[:, 1], rows, 1)
+    for run in runs:
+        for row in range(run.num_rows):
+            index = run.first_row + row
+            assert torch.allclose(out[index], by_hand(q[index], data, run, row, 1, window), atol=1e-5)
+
+
 def test_first_visible_slot_is_the_lowest_seen_by_any_row() -> None:
     for seed in range(200):
         for run in random_runs(random.Random(seed)):

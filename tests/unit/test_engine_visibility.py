@@ -1,5 +1,6 @@
 """What segments leave behind (design §2), with prefill and decode as two pools that share only what would cross the wire."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,7 +127,7 @@ def test_only_the_plan_crosses(variant: str, text: str) -> None:
     partial, _ = Decoder.load(support.model_files(variant), dtype=DType.FLOAT32, held=held)
     prefill = Side.of(partial, visibility, len(ids), len(ids))
     decode = Side.of(support.decoder(variant), visibility, len(ids), len(ids) + num_tokens, block_size=8)
-    decode.pool.data.fill_(1e4)  # stale blocks
+    decode.pool.data.fill_(float("nan"))  # stale blocks, at their worst
     states = dict.fromkeys(range(0), torch.empty(0))
     for positions, own in prefill_chunks(prefill, ids, 6):
         states |= dict(zip(positions, own, strict=True))
@@ -190,6 +191,20 @@ def test_rows_run_no_further_than_they_must(monkeypatch: pytest.MonkeyPatch) -> 
     layer_0 = [(11, qkv), (11, output), (11, gate_up), (11, down)]
     layer_1 = [(9, kv), (2, qkv), (2, output), (2, gate_up), (2, down)]
     assert rows == layer_0 + layer_1
+
+
+def test_a_step_may_run_in_another_thread_and_repeats_bit_for_bit() -> None:
+    """A step loop's thread makes the same numbers, and a pass begun in one thread may end in another."""
+    ids, visibility = list(support.prompt(21)), Visibility.parse("speed:2:anchors=2:boundary=3")
+    here = single_process(visibility, ids, 3)
+    with ThreadPoolExecutor(2) as threads:
+        there = threads.submit(single_process, visibility, ids, 3).result()
+        assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
+        side = Side.of(support.decoder(), visibility, 21, 21)
+        forward = side.decoder.forward(prefill_segments(side.kv, ids[:18], range(18)), side.pool)
+        assert next(iter(forward)) == 0
+        assert threads.submit(lambda: list(forward)).result() == [1]
+        assert len(forward.states) == 1 and not torch.is_inference_mode_enabled()
 
 
 def test_segments_that_contradict_the_layout_are_refused() -> None:
