@@ -1,7 +1,6 @@
 """Puts a router together and runs it: model files, registry, dispatcher, server, health. The one place that knows them all."""
 
 import asyncio
-import contextlib
 import logging
 import secrets
 from collections.abc import Coroutine
@@ -9,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from shoal.config.router import RouterConfig
-from shoal.errors import InvalidConfig, ShoalError
+from shoal.errors import InternalError, InvalidConfig, ShoalError
 from shoal.model_files import load_tokenizer, open_model
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
 from shoal.router.admission import Admission
@@ -91,11 +90,11 @@ class Router:
             await asyncio.to_thread(self._metrics.close)
 
     async def failed(self) -> None:
-        """Waits until one of the router's own tasks ends, which none should; raises what ended it."""
+        """Waits until one of the router's own tasks ends, which none should, and raises InternalError that names it."""
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
-            with contextlib.suppress(asyncio.CancelledError):
-                task.result()
+            cause = None if task.cancelled() else task.exception()
+            raise InternalError(f"the router's task {task.get_name()!r} ended: {cause}") from cause
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))

@@ -5,7 +5,6 @@ Decode ──▶ Reserved ──▶ tokens … ──▶ Finished
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
@@ -82,7 +81,11 @@ class Attempt:
         Raises the first error of either leg. A leg that was cancelled by its own worker counts as Unavailable.
         """
         self._decode.hold(self._decode_lost)
+        if self._prefill is not None:
+            self._prefill.hold(self._prefill_lost)
         try:
+            if self._failure is not None:
+                raise self._failure
             self._call = self._decode.stub.Decode(self._decode_request(), timeout=self._time_left())
             while (event := await self._read()) is not None:
                 match event.WhichOneof("event"):
@@ -110,14 +113,12 @@ class Attempt:
     async def _end(self) -> None:
         self._decode.release(self._decode_lost)
         self._decode_debt.clear()
-        if self._prefill_debt is not None:
-            self._prefill_debt.clear()
+        self._prefill_ended()
         if self._call is not None:
             self._call.cancel()
         if self._prefill_task is not None:
             self._prefill_task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._prefill_task
+            await asyncio.wait({self._prefill_task})
 
     def _take_reservation(self, reserved: worker_pb2.Reserved) -> None:
         if self.report.reserved is not None:
@@ -132,10 +133,6 @@ class Attempt:
         self._prefill_task = asyncio.create_task(self._run_prefill(self._prefill, reserved))
 
     async def _run_prefill(self, worker: Worker, reserved: worker_pb2.Reserved) -> None:
-        def lost(error: Unavailable) -> None:
-            self._fail(worker, error)
-
-        worker.hold(lost)
         try:
             self.report.prefill = await worker.stub.Prefill(self._prefill_request(reserved), timeout=self._time_left())
         except grpc.aio.AioRpcError as error:
@@ -146,10 +143,11 @@ class Attempt:
             self._fail(worker, Unavailable(f"prefill worker {worker.worker_id} gave the request up; retry it"))
         except ShoalError as error:
             self._fail(worker, error)
+        except Exception:  # noqa: BLE001  # logged with its traceback, and the request fails
+            _log.exception("request %r: calling prefill worker %s", self._request.request_id, worker.worker_id)
+            self._fail(worker, InternalError("the prefill leg could not be run"))
         finally:
-            worker.release(lost)
-            if self._prefill_debt is not None:
-                self._prefill_debt.clear()
+            self._prefill_ended()
 
     async def _read(self) -> worker_pb2.DecodeEvent | None:
         """The next event, None at the stream's end."""
@@ -163,6 +161,16 @@ class Attempt:
             gave_up = Unavailable(f"decode worker {self._decode.worker_id} gave the request up; retry it")
             raise self._failure or self._blame(self._decode, gave_up) from None
         return None if event is grpc.aio.EOF else event  # type: ignore[attr-defined]  # missing in the stubs
+
+    def _prefill_ended(self) -> None:
+        if self._prefill is not None:
+            self._prefill.release(self._prefill_lost)
+        if self._prefill_debt is not None:
+            self._prefill_debt.clear()
+
+    def _prefill_lost(self, error: Unavailable) -> None:
+        if self._prefill is not None:
+            self._fail(self._prefill, error)
 
     def _decode_lost(self, error: Unavailable) -> None:
         self._fail(self._decode, error)

@@ -18,21 +18,17 @@ class Detokenizer:
         self._decode = decode
         self._ids: list[int] = []
         self._context = 0  # decoding starts here, so that a decoder that looks at its neighbour sees one
-        self._done = 0  # ids before this one have been turned into text
+        self._done = 0  # ids before this one are wholly text
+        self._num_shown = 0  # characters of decode(ids[context:]) that were handed out
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; "" while a character is still open."""
         self._ids.append(token_id)
-        before = self._decode(self._ids[self._context : self._done])
         text = self._decode(self._ids[self._context :])
-        if text.endswith(_REPLACEMENT):
-            return ""
-        self._context, self._done = self._done, len(self._ids)
-        return text[len(before) :]
-
-    def finish(self) -> str:
-        """What is still held and complete, after the last token."""
-        before = self._decode(self._ids[self._context : self._done])
-        text = self._decode(self._ids[self._context :]).rstrip(_REPLACEMENT)
-        self._context = self._done = len(self._ids)
-        return text[len(before) :]
+        whole = text.rstrip(_REPLACEMENT)
+        delta = whole[self._num_shown :]
+        self._num_shown = max(self._num_shown, len(whole))
+        if len(whole) == len(text):
+            self._context, self._done = self._done, len(self._ids)
+            self._num_shown = len(self._decode(self._ids[self._context :]))
+        return delta

@@ -1,7 +1,6 @@
 """One request from admission to its last delta: runs the dispatch, gathers tokens, keeps time. Knows no public proto."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -82,8 +81,7 @@ class Generation:
                     yield delta
         finally:
             pump.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await pump
+            await asyncio.wait({pump})
 
     async def _pump(self) -> None:
         try:

@@ -76,11 +76,7 @@ class Answer:
         """End the answer for decode's or the client's reason, and hand out the text held back. Harmless when repeated."""
         if self.finish_reason is not None:
             return Delta()
-        text = self._matcher.push(self._detokenizer.finish())
-        if self._matcher.matched is not None:
-            self.finish_reason = FinishReason.STOP
-        else:
-            text += self._matcher.finish()
-            self.finish_reason, self.matched_token_id = reason, matched_token_id
+        text = self._matcher.finish()
+        self.finish_reason, self.matched_token_id = reason, matched_token_id
         self._texts.append(text)
         return Delta(text=text)

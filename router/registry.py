@@ -61,7 +61,7 @@ class Registry:
                 worker.lose("died")
             elif worker.state != "dead":
                 worker.state = endpoint.state
-        epochs = {worker_id: epoch for worker_id, epoch in sorted(listed)}
+        epochs = {endpoint.worker.worker_id: endpoint.worker.epoch for endpoint in endpoints.endpoints}
         for key, worker in self._workers.items():
             if key not in listed:
                 worker.state = "gone"
@@ -75,7 +75,7 @@ class Registry:
 
     def _known(self, description: worker_pb2.WorkerDescription) -> Worker | None:
         key = (description.worker_id, description.epoch)
-        if (known := self._workers.get(key)) is not None and known.address == description.address:
+        if (known := self._workers.get(key)) is not None and description.address in ("", known.address):
             return known
         if not description.address or key in self._refused:
             return None
@@ -128,7 +128,11 @@ def _compatible(prefill: WorkerLoadView, decode: WorkerLoadView) -> bool:
 async def _report(worker: Worker) -> shoal_pb2.WorkerLoad | None:
     try:
         load: shoal_pb2.WorkerLoad = await worker.stub.GetLoad(worker_pb2.GetLoadRequest(), timeout=_REPORT_TIMEOUT_S)
-    except grpc.aio.AioRpcError:
+    except asyncio.CancelledError:
+        if asyncio.current_task().cancelling():  # type: ignore[union-attr]  # always inside a task
+            raise
+        return None  # the worker was retired and its channel closed meanwhile
+    except (grpc.aio.AioRpcError, grpc.aio.UsageError):
         if worker.answers:
             _log.warning("%s worker %s does not answer; it is chosen last until it does", worker.pool, worker.worker_id)
         worker.answers = False

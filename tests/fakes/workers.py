@@ -91,7 +91,8 @@ class FakeDecodeWorker(FakeWorker, worker_pb2_grpc.DecodeWorkerServicer):
         super().__init__(*args, **kwargs)
         self.script: list[int] = [100, 101, 102, 103, 104, 105, 106, 107]
         self.batch = 1
-        self.delay_s = 0.0
+        self.reserve_s = 0.0  # before the reservation
+        self.delay_s = 0.0  # before each message of tokens
         self.fail_after: tuple[int, ShoalError] | None = None  # so many tokens of this stream, then the error
         self.forget_end = False  # end the stream without a final message
         self.cached_tokens = 0
@@ -111,6 +112,7 @@ class FakeDecodeWorker(FakeWorker, worker_pb2_grpc.DecodeWorkerServicer):
     async def _events(self, request: worker_pb2.DecodeRequest) -> AsyncIterator[worker_pb2.DecodeEvent]:
         visibility = Visibility.parse(request.visibility)
         split = visibility.split(len(request.prompt_ids))
+        await asyncio.sleep(self.reserve_s)
         attempt_id = f"attempt-{next(_numbers)}"
         num_due = split.num_prefill_tokens - self.cached_tokens
         num_entries = visibility.depth(NUM_LAYERS) if num_due > 0 else 0

@@ -1,12 +1,14 @@
 """Both clients and the command line against a router over scripted workers, on real gRPC."""
 
 import asyncio
+import importlib.util
 import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -188,3 +190,14 @@ def test_help_and_generate_import_neither_torch_nor_ray_nor_unrelated_commands()
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == []
+
+
+def test_every_command_of_the_table_can_be_loaded() -> None:
+    loaded = 0
+    for target, words in COMMANDS.values():
+        module, _, attribute = target.partition(":")
+        if importlib.util.find_spec(module) is not None:
+            command = getattr(importlib.import_module(module), attribute)
+            assert isinstance(command, click.Command) and words.endswith(".")
+            loaded += 1
+    assert loaded >= 5

@@ -7,9 +7,10 @@ import grpc
 import pytest
 
 from shoal.errors import Cancelled, CapacityExceeded, InternalError, Mismatch, Unavailable
+from shoal.pb.internal.v1 import controller_pb2, worker_pb2
 from shoal.pb.v1 import shoal_pb2
 from tests.fakes.cluster import Cluster, request
-from tests.fakes.workers import ENTRY_BYTES
+from tests.fakes.workers import ENTRY_BYTES, until
 
 CODE = grpc.StatusCode
 
@@ -244,3 +245,45 @@ async def test_a_worker_that_does_not_answer_is_chosen_last() -> None:
         next(w for w in c.router.registry.workers if w.worker_id == "decode-0").answers = False
         for _ in range(6):
             assert (await c.complete(request(max_tokens=1))).transfer.decode_worker == "decode-1"
+
+
+async def test_a_storm_of_cancels_leaves_nothing_behind() -> None:
+    async with Cluster(2, 2) as c:
+        for worker in c.decode:
+            worker.delay_s = 0.001
+        c.prefill[0].error = Unavailable("the pair broke")  # so that retries are among what is cancelled
+
+        async def leave_after(delay_s: float) -> None:
+            call = c.stub.Generate(request(stream=True, max_tokens=50))
+            await asyncio.sleep(delay_s)
+            call.cancel()
+
+        await asyncio.gather(*(leave_after(i * 0.0005) for i in range(100)))
+        for worker in c.workers:
+            await worker.idle()
+        await until(lambda: not any(w.num_holders or w.own_token_layers for w in c.router.registry.workers))
+        assert (await c.stub.GetServerInfo(shoal_pb2.GetServerInfoRequest())).active_requests == 0
+        assert (await c.complete(request(max_tokens=2))).completion_tokens == 2
+
+
+async def test_a_prefill_worker_that_dies_before_it_is_called_ends_the_request_at_once() -> None:
+    async with Cluster(max_retries=0) as c:
+        c.decode[0].reserve_s = 60.0
+        task = asyncio.create_task(c.status(request()))
+        await c.decode[0].busy()
+        c.board.set(c.prefill[0], "dead")
+        code, words = await asyncio.wait_for(task, 2)
+        assert code is CODE.UNAVAILABLE and "prefill-0 died" in words
+        await c.decode[0].idle()
+        assert not c.prefill[0].seen
+
+
+async def test_a_worker_restarted_without_a_description_yet_ends_what_ran_on_it() -> None:
+    async with Cluster(max_retries=0) as c:
+        c.decode[0].hang = True
+        task = asyncio.create_task(c.status(request()))
+        await c.decode[0].busy()
+        starting = worker_pb2.WorkerDescription(worker_id="decode-0", pool="decode", epoch=2)
+        c.router.registry.update(controller_pb2.Endpoints(endpoints=[controller_pb2.Endpoint(worker=starting, state="starting")]))
+        code, words = await asyncio.wait_for(task, 2)
+        assert code is CODE.UNAVAILABLE and "decode-0 was restarted" in words

@@ -29,15 +29,14 @@ texts = st.text(st.sampled_from("aé日👩 \n0\ufffd") | st.characters(exclude_
 
 def deltas_of(ids: list[int]) -> list[str]:
     detokenizer = Detokenizer(tokenizer().decode)
-    return [*(detokenizer.push(i) for i in ids), detokenizer.finish()]
+    return [detokenizer.push(i) for i in ids]
 
 
 @settings(max_examples=200, deadline=None)
 @given(token_ids)
 def test_any_ids_join_to_the_decoded_text(ids: list[int]) -> None:
     joined = "".join(deltas_of(ids))
-    assert joined.rstrip("\ufffd") == tokenizer().decode(ids).rstrip("\ufffd")
-    assert tokenizer().decode(ids).startswith(joined)
+    assert joined == tokenizer().decode(ids).rstrip("\ufffd")
 
 
 @settings(max_examples=200, deadline=None)
@@ -45,7 +44,7 @@ def test_any_ids_join_to_the_decoded_text(ids: list[int]) -> None:
 def test_any_text_comes_back_whole_and_never_in_half_characters(text: str) -> None:
     known = tokenizer().decode(tokenizer().encode(text))  # the vocabulary lacks a few control bytes
     deltas = deltas_of(tokenizer().encode(text))
-    assert "".join(deltas).rstrip("\ufffd") == known.rstrip("\ufffd")
+    assert "".join(deltas) == known.rstrip("\ufffd")
     if "\ufffd" not in known:
         assert all("\ufffd" not in delta for delta in deltas) and "".join(deltas) == known
 
