@@ -13,9 +13,10 @@ from shoal.engine.holdings import Holding, HoldingQueue, HoldingSize
 from shoal.engine.resident import Resident
 from shoal.engine.segment import RequestKv
 from shoal.engine.state_store import StateStore, num_state_blocks, state_range
+from shoal.errors import ShoalError
 from shoal.kv_transfer import Handle, IncomingTransfer, TransferServer
 from shoal.placement.plan import Entry, TransferPlan, make_plan
-from shoal.placement.reservation import decode_reservation
+from shoal.placement.reservation import ReservationSize, check_fits_ever, decode_reservation, fits_ever, largest_max_tokens
 from shoal.types import Fingerprint
 
 
@@ -58,15 +59,20 @@ class Reservations:
             spec.sampling.max_tokens,
             num_replay_tokens=len(spec.replay_ids),
         )
+        self._check_fits(spec, size)
         kept = state_range(plan)
         shape, pool = self._resident.shape, self._resident.pool
         num_blocks = num_state_blocks(len(kept), shape.hidden_size, pool.data[0].numel())
         holding = await self.holdings.reserve(spec.layout, HoldingSize(size.num_lower_slots, size.num_upper_slots, num_blocks))
-        kv = RequestKv.of(holding.tables)
-        states = StateStore(pool, holding.state_blocks, kept, shape.hidden_size) if kept else None
-        sink = DecodeSink(pool, kv, states, arrived)
-        incoming = self._transfers.expect(spec.attempt_id, self._handle(spec, plan), plan, sink) if plan.entries else None
-        return Reservation(plan, holding, kv, states, incoming)
+        try:
+            kv = RequestKv.of(holding.tables)
+            states = StateStore(pool, holding.state_blocks, kept, shape.hidden_size) if kept else None
+            sink = DecodeSink(pool, kv, states, arrived)
+            incoming = self._transfers.expect(spec.attempt_id, self._handle(spec, plan), plan, sink) if plan.entries else None
+            return Reservation(plan, holding, kv, states, incoming)
+        except ShoalError:
+            self.holdings.release(holding)
+            raise
 
     def release_states(self, reservation: Reservation) -> None:
         """The deep states have been run or projected: their blocks may serve others."""
@@ -77,6 +83,20 @@ class Reservations:
         if reservation.incoming is not None:
             reservation.incoming.cancel(reason)
         self.holdings.release(reservation.holding)
+
+    def _check_fits(self, spec: DecodeSpec, size: ReservationSize) -> None:
+        """Refuse at once, with advice, what waiting can never make fit."""
+        num_blocks = self._resident.blocks.num_blocks
+        if not fits_ever(size, num_blocks):
+            advice = largest_max_tokens(
+                self._resident.shape,
+                self._config.block_size,
+                spec.layout.visibility,
+                spec.num_prompt_tokens,
+                num_blocks,
+                num_replay_tokens=len(spec.replay_ids),
+            )
+            check_fits_ever(size, num_blocks, max_tokens_that_fit=advice)
 
     def _plan(self, spec: DecodeSpec) -> TransferPlan:
         return make_plan(

@@ -145,6 +145,8 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Sampled]]):
                 token = next(sampled)
                 if row.chunk.key in self._requests:
                     self._take(row.request, token)
+        if self._config.check_blocks:
+            self._resident.blocks.check()
 
     def failed(self, step: DecodeStep) -> None:
         for request in [row.request for row in step.rows] + [projection.request for projection in step.projections]:

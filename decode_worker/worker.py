@@ -41,13 +41,13 @@ class DecodeWorker:
         self.config = config
         self.address = ""  # host:port, once bound
         self._progress = progress
-        self._server = RpcServer()
         self._loaded: _Loaded | None = None
         self._draining = False
 
     async def start(self) -> str:
         """Listen, load, serve. Returns host:port. Raises InvalidConfig when the configuration cannot work."""
-        config, server = self.config, self._server
+        config, server = self.config, RpcServer()
+        self._server = server
         self._model: ModelFiles = await asyncio.to_thread(open_for, config)
         self._fingerprint = fingerprint_of(self._model, config)
         self._transfers = TransferServer(
@@ -60,11 +60,12 @@ class DecodeWorker:
         decode, transfer = (module.DESCRIPTOR.services_by_name[name] for module, name in _SERVICES)
         server.add(worker_pb2_grpc.add_DecodeWorkerServicer_to_server, DecodeServicer(self), decode)
         server.add(transfer_pb2_grpc.add_TransferServicer_to_server, self._transfers, transfer)
-        self.address = str(await server.start(Address(config.host, config.port)))
         try:
+            self.address = str(await server.start(Address(config.host, config.port)))
             held = HeldLayers.everything(self.shape.num_layers)
             resident = await asyncio.to_thread(load_resident, self._model, config, held, self._progress)
         except BaseException:
+            await self._transfers.close()
             await server.stop()
             raise
         self._loaded = self._assemble(resident)
@@ -72,7 +73,7 @@ class DecodeWorker:
         return self.address
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Refuse new requests, let running ones finish for `grace_s` seconds, end the rest, close everything."""
+        """After `start`: refuse new requests, let running ones finish for `grace_s` seconds, end the rest."""
         self._draining = True
         await self._server.drain()
         if self._loaded is not None:
@@ -124,7 +125,11 @@ class DecodeWorker:
         reservations = Reservations(resident, self.config, self._fingerprint, self._transfers)
         steps = DecodeStepLoop(resident, self.config, release_states=reservations.release_states)
         runner = RequestRunner(self.config, reservations, steps)
-        metrics.TOTAL_BLOCKS.set(resident.blocks.num_blocks)
+        blocks, holdings = resident.blocks, reservations.holdings
+        metrics.TOTAL_BLOCKS.set(blocks.num_blocks)
+        metrics.USED_BLOCKS.set_function(lambda: blocks.num_used)
+        metrics.RESERVED_REQUESTS.set_function(lambda: holdings.num_holders)
+        metrics.WAITING_REQUESTS.set_function(lambda: holdings.num_waiting)
         return _Loaded(resident, reservations, steps, runner, asyncio.create_task(steps.run(), name="decode-steps"))
 
 

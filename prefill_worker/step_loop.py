@@ -112,6 +112,8 @@ class PrefillStepLoop(StepLoop[PrefillStep, None]):
                     task.end(InternalError(f"{task.export.num_pending} plan entries were left when a task had been computed"))
                 else:
                     task.move(TaskState.COMPUTED)
+        if self._config.check_blocks:
+            self._resident.blocks.check()
 
     def failed(self, step: PrefillStep) -> None:
         for piece in step:

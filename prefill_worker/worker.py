@@ -48,13 +48,13 @@ class PrefillWorker:
         self._progress = progress
         self._faults = Faults.from_environment(allowed=config.chaos)
         self._layer_done = layer_done or (lambda layer: self._faults.hit(f"layer-{layer}"))
-        self._server = RpcServer()
         self._loaded: _Loaded | None = None
         self._draining = False
 
     async def start(self) -> str:
         """Listen, load, serve. Returns host:port. Raises InvalidConfig when the configuration cannot work."""
-        config, server = self.config, self._server
+        config, server = self.config, RpcServer()
+        self._server = server
         self._model: ModelFiles = await asyncio.to_thread(open_for, config)
         self._fingerprint = fingerprint_of(self._model, config)
         self._transfers = TransferClient(
@@ -66,12 +66,13 @@ class PrefillWorker:
         )
         service = worker_pb2.DESCRIPTOR.services_by_name["PrefillWorker"]
         server.add(worker_pb2_grpc.add_PrefillWorkerServicer_to_server, PrefillServicer(self), service)
-        self.address = str(await server.start(Address(config.host, config.port)))
         try:
+            self.address = str(await server.start(Address(config.host, config.port)))
             full, kv_only = deepest_layers(config.allowed_policies(self.shape.num_layers), self.shape.num_layers)
             held = HeldLayers(full, kv_only, embedding=True, head=False)
             resident = await asyncio.to_thread(load_resident, self._model, config, held, self._progress)
         except BaseException:
+            await self._transfers.close()
             await server.stop()
             raise
         self._loaded = self._assemble(resident)
@@ -79,7 +80,7 @@ class PrefillWorker:
         return self.address
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Refuse new tasks, let running ones be acknowledged for `grace_s` seconds, end the rest, close everything."""
+        """After `start`: refuse new tasks, let running ones be acknowledged for `grace_s` seconds, end the rest."""
         self._draining = True
         await self._server.drain()
         if self._loaded is not None:
@@ -133,7 +134,11 @@ class PrefillWorker:
     def _assemble(self, resident: Resident) -> "_Loaded":
         steps = PrefillStepLoop(resident, self.config, layer_done=self._layer_done)
         runner = TaskRunner(self.config, resident, self._transfers, steps)
-        metrics.TOTAL_BLOCKS.set(resident.blocks.num_blocks)
+        blocks, holdings = resident.blocks, runner.holdings
+        metrics.TOTAL_BLOCKS.set(blocks.num_blocks)
+        metrics.USED_BLOCKS.set_function(lambda: blocks.num_used)
+        metrics.HOLDING_REQUESTS.set_function(lambda: holdings.num_holders)
+        metrics.WAITING_REQUESTS.set_function(lambda: holdings.num_waiting)
         return _Loaded(resident, steps, runner, asyncio.create_task(steps.run(), name="prefill-steps"))
 
 

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,14 +83,24 @@ class Endpoint:
         stub = self.decode if pool is Pool.DECODE else self.prefill
         return await stub.GetLoad(pb.GetLoadRequest(), timeout=10)
 
-    async def idle(self, pool: Pool, timeout_s: float = 10.0) -> shoal_pb2.WorkerLoad:
-        """Wait until nothing is held, and return the load."""
+    async def until(
+        self, pool: Pool, condition: Callable[[shoal_pb2.WorkerLoad], bool], timeout_s: float = 20.0
+    ) -> shoal_pb2.WorkerLoad:
+        """Wait until the load fulfils a condition, and return it."""
         async with asyncio.timeout(timeout_s):
             while True:
                 load = await self.load(pool)
-                if not (load.num_used_blocks or load.num_reservations or load.num_waiting_reqs or load.num_running_reqs):
+                if condition(load):
                     return load
                 await asyncio.sleep(0.02)
+
+    async def idle(self, pool: Pool, timeout_s: float = 10.0) -> shoal_pb2.WorkerLoad:
+        """Wait until nothing is held, and return the load."""
+        return await self.until(
+            pool,
+            lambda load: not (load.num_used_blocks or load.num_reservations or load.num_waiting_reqs or load.num_running_reqs),
+            timeout_s,
+        )
 
     async def close(self) -> None:
         await self._channel.close()
@@ -164,8 +174,8 @@ async def _prefill(prefill: Endpoint, request: pb.PrefillRequest, answer: Answer
     answer.prefill = await prefill.prefill.Prefill(request, timeout=timeout_s)
 
 
-async def generate_all(asks: Sequence[Ask], prefill: Endpoint, decode: Endpoint) -> list[Answer]:
-    return list(await asyncio.gather(*(generate(ask, prefill, decode) for ask in asks)))
+async def generate_all(asks: Sequence[Ask], prefill: Endpoint, decode: Endpoint, **options: Any) -> list[Answer]:
+    return list(await asyncio.gather(*(generate(ask, prefill, decode, **options) for ask in asks)))
 
 
 @asynccontextmanager

@@ -3,6 +3,8 @@
 import asyncio
 import dataclasses
 import random
+import re
+import socket
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -224,6 +226,9 @@ async def test_refusals_come_with_words(model: Path) -> None:
         large = dataclasses.replace(ask, max_tokens=120, visibility="full")
         too_large = await ends_with(generate(large, prefill_end, decode_end))
         assert isinstance(too_large, InvalidRequest) and "64 in all" in str(too_large)
+        advised = int(re.findall(r"max_tokens to at most (\d+)", str(too_large))[0])
+        fitting = dataclasses.replace(large, max_tokens=advised)
+        assert "not allowed" in str(await ends_with(generate(fitting, prefill_end, decode_end)))  # by prefill: decode took it
         not_here = await ends_with(generate(dataclasses.replace(ask, visibility="full"), prefill_end, decode_end))
         assert isinstance(not_here, InvalidRequest) and "not allowed on this worker; allowed: speed:2" in str(not_here)
         await decode_end.idle(Pool.DECODE)
@@ -278,6 +283,15 @@ async def test_a_worker_says_what_it_holds(model: Path) -> None:
     await channel.close()
     for end in ends:
         await end.close()
+
+
+async def test_a_port_in_use_is_refused_before_weights_are_read(model: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        for kind, pool in ((PrefillWorker, Pool.PREFILL), (DecodeWorker, Pool.DECODE)):
+            with pytest.raises(InvalidConfig, match="port is in use"):
+                await kind(make_config(pool, model, port=taken.getsockname()[1])).start()
 
 
 async def test_too_little_memory_is_refused_before_weights_are_read(model: Path) -> None:
