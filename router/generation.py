@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from shoal.errors import Cancelled, InternalError
 from shoal.router.admission import Admitted
+from shoal.router.attempt import AttemptReport
 from shoal.router.dispatch import Dispatch, DispatchReport
 from shoal.router.instruments import GENERATED_TOKENS, ITL, TTFT
 from shoal.router.output import Answer, Delta, OutputToken
@@ -47,6 +48,12 @@ class Generation:
         self._queue: TokenQueue[OutputToken] = TokenQueue(max_queued_tokens)
         self._flush_s, self._flush_tokens = flush_s, flush_tokens
         self._aborted = False
+        self._first_attempt: AttemptReport | None = None
+
+    @property
+    def first_attempt(self) -> AttemptReport:
+        """The attempt that gave the first token, or the latest one before there is any: TTFT's parts are its."""
+        return self._first_attempt or self.report.attempt
 
     @property
     def report(self) -> DispatchReport:
@@ -99,7 +106,7 @@ class Generation:
         now, moments, policy = self._loop.time(), self.moments, self.admitted.policy
         GENERATED_TOKENS.inc(num_tokens)
         if moments.first_token is None:
-            moments.first_token = now
+            moments.first_token, self._first_attempt = now, self.report.attempt
             TTFT.labels(policy).observe(now - moments.arrived)
         elif moments.last_token is not None:
             ITL.labels(policy).observe(now - moments.last_token)

@@ -17,5 +17,5 @@ TPOT = histogram("shoal_router_tpot_seconds", "Mean time per later token of one 
 ITL = histogram("shoal_router_itl_seconds", "Gaps between messages of tokens from decode", ("visibility",))
 READY_WORKERS = gauge("shoal_router_ready_workers", "Workers that may be chosen", ("pool",))
 WATCH_RECONNECTS = counter(
-    "shoal_router_endpoint_watch_reconnects_requests_total", "Times the list of endpoints had to be asked for again"
+    "shoal_router_reopened_endpoint_streams_total", "Times the list of endpoints had to be asked for again"
 )

@@ -101,7 +101,7 @@ def _decode_kv(generation: Generation, shape: ModelShape, dtype: DType) -> shoal
 
 def _timings(generation: Generation, now: float) -> shoal_pb2.Timings:
     """Parts of TTFT in order. `prefill` and `transfer` are the prefill worker's own figures, `first_step` is the rest."""
-    moments, attempt = generation.moments, generation.report.attempt
+    moments, attempt = generation.moments, generation.first_attempt
     timings = shoal_pb2.Timings(tokenize_ms=(moments.tokenized - moments.arrived) * 1e3, total_ms=(now - moments.arrived) * 1e3)
     if attempt.reserved_at is not None:
         timings.reserve_ms = (attempt.reserved_at - moments.tokenized) * 1e3

@@ -200,6 +200,8 @@ async def test_a_worker_killed_after_tokens_were_sent_is_replaced_without_loss_o
         assert list(done.output_ids) == list(range(1000, 1012)) == [i for r in chunks for i in r.chunk.token_ids]
         assert done.num_retries == 1 and "resumed after 7 tokens" in done.notices[0]
         assert done.text == "".join(r.chunk.text for r in chunks)
+        parts = done.timings
+        assert parts.tokenize_ms + parts.reserve_ms + parts.prefill_ms + parts.transfer_ms <= parts.ttft_ms + 3.5
         [first], [second] = sorted((w.seen for w in c.decode), key=lambda seen: len(seen[0].replay_token_ids))
         assert list(second.replay_token_ids) == list(range(1000, 1007)) and not first.replay_token_ids
         assert (first.sampling.max_tokens, second.sampling.max_tokens) == (12, 5)
