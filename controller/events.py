@@ -1,0 +1,42 @@
+"""What the controller tells whoever started it: one JSON object a line. Knows no worker and no terminal."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import IO, Any
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """`kind` is one of ray, listening, starting, loading, ready, dead, all-ready, failed, stopping, stopped."""
+
+    kind: str
+    worker: str = ""
+    message: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def decode(cls, line: str) -> "Event":
+        """Raises ValueError when the line is not an event."""
+        values = json.loads(line)
+        if not isinstance(values, dict) or not isinstance(values.get("kind"), str):
+            raise ValueError("not an event")
+        return cls(values["kind"], values.get("worker", ""), values.get("message", ""), values.get("data", {}))
+
+
+class EventWriter:
+    """Writes events to a stream; a reader that went away is no reason to fail."""
+
+    def __init__(self, stream: IO[str] | None) -> None:
+        self._stream = stream
+
+    def emit(self, kind: str, worker: str = "", message: str = "", **data: Any) -> None:
+        if self._stream is None:
+            return
+        try:
+            self._stream.write(Event(kind, worker, message, data).encode() + "\n")
+            self._stream.flush()
+        except (BrokenPipeError, ValueError):
+            self._stream = None

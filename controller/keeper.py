@@ -1,0 +1,162 @@
+"""Keeps one slot filled: starts its worker, watches it, starts the next epoch when it dies. Knows no other slot.
+
+starting ──ready──▶ serving ──lifeline ends, or no health answer──▶ killed ──back-off──▶ starting (epoch + 1)
+    └──fails──▶ killed ──back-off──▶ starting (epoch + 1), or given up with words
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from shoal import errors
+from shoal.controller.backoff import RestartPolicy
+from shoal.controller.endpoints import EndpointBoard, EndpointState
+from shoal.controller.events import EventWriter
+from shoal.controller.health import wait_until_silent
+from shoal.controller.names import ActorName, Slot
+from shoal.controller.ray_cluster import ActorHandle
+from shoal.errors import DeadlineExceeded, InternalError, ShoalError, Unavailable
+from shoal.metrics import counter
+from shoal.pb.internal.v1 import worker_pb2
+
+_log = logging.getLogger(__name__)
+
+_RESTARTS = counter("shoal_controller_restarted_workers_total", "Workers started again after a death or a hang", ("pool",))
+_PLACEMENT_NOTICE_S = 15.0
+
+
+class WorkerGivenUp(ShoalError):
+    """A slot cannot be filled; the text says why and what to change."""
+
+
+class SlotKeeper:
+    """Runs until cancelled. `spawn` makes the actor of an epoch."""
+
+    def __init__(
+        self,
+        slot: Slot,
+        *,
+        first_epoch: int,
+        spawn: Callable[[ActorName], ActorHandle],
+        board: EndpointBoard,
+        events: EventWriter,
+        policy: RestartPolicy,
+        start_timeout_s: float,
+        hang_timeout_s: float,
+    ) -> None:
+        self.slot = slot
+        self.handle: ActorHandle | None = None
+        self.ready = asyncio.Event()
+        self._name = ActorName(slot, first_epoch)
+        self._spawn = spawn
+        self._board = board
+        self._events = events
+        self._policy = policy
+        self._start_timeout_s = start_timeout_s
+        self._hang_timeout_s = hang_timeout_s
+
+    def adopt(self, handle: ActorHandle, description: worker_pb2.WorkerDescription) -> None:
+        """Take over an actor that an earlier controller left running. Call before `run`."""
+        self.handle, self._name = handle, handle.name
+        self._set_ready(description, "adopted")
+
+    async def run(self) -> None:
+        """Keep the slot filled. Raises WorkerGivenUp when starting is hopeless."""
+        num_failures = 0
+        while True:
+            if self.handle is None:
+                try:
+                    await self._start()
+                except ShoalError as error:
+                    num_failures += 1
+                    delay_s = None if self._policy.is_hopeless(error) else self._policy.delay_s(num_failures)
+                    self._bury(f"could not start: {error}")
+                    if delay_s is None:
+                        tries = f" ({num_failures} tries)" if num_failures > 1 else ""
+                        raise WorkerGivenUp(f"{self.slot.worker_id} cannot start{tries}: {error}") from error
+                    await asyncio.sleep(delay_s)
+                    continue
+            ready_at = asyncio.get_running_loop().time()
+            self._bury(await self._watch())
+            if asyncio.get_running_loop().time() - ready_at > self._policy.max_delay_s:
+                num_failures = 0
+            _RESTARTS.labels(self.slot.pool).inc()
+
+    async def stop(self, grace_s: float) -> None:
+        """Drain the worker and end its process. Call after `run` has been cancelled."""
+        if (handle := self.handle) is None:
+            return
+        self.handle = None
+        try:
+            async with asyncio.timeout(grace_s + 5):
+                await handle.stop(grace_s)
+        except (TimeoutError, Unavailable) as error:
+            _log.warning("%s did not stop in time and is killed: %s", self.slot.worker_id, error or "no answer")
+        finally:
+            handle.kill()
+            self._board.set(self._name, EndpointState.DEAD)
+
+    async def _start(self) -> None:
+        self._board.set(self._name, EndpointState.STARTING)
+        self._events.emit("starting", self.slot.worker_id, epoch=self._name.epoch)
+        self.handle = handle = self._spawn(self._name)
+        notice = asyncio.get_running_loop().call_later(_PLACEMENT_NOTICE_S, self._say_unplaced)
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                async for told in handle.start():
+                    notice.cancel()
+                    if "loading" in told:
+                        done, total = told["loading"]
+                        self._events.emit("loading", self.slot.worker_id, done=done, total=total)
+                    elif "failed" in told:
+                        raise _error_of(told)
+                    else:
+                        self._set_ready(worker_pb2.WorkerDescription.FromString(bytes.fromhex(told["ready"])), "ready")
+                        return
+        except TimeoutError:
+            raise DeadlineExceeded(f"not ready within {self._start_timeout_s:g} s (start_timeout_s)") from None
+        finally:
+            notice.cancel()
+        raise InternalError("the worker's start ended without a word")
+
+    def _set_ready(self, description: worker_pb2.WorkerDescription, how: str) -> None:
+        self._address = description.address
+        self._board.set(self._name, EndpointState.READY, description)
+        self.ready.set()
+        _log.info("%s %s, epoch %d, at %s", self.slot.worker_id, how, self._name.epoch, description.address)
+        self._events.emit("ready", self.slot.worker_id, epoch=self._name.epoch, address=description.address)
+
+    async def _watch(self) -> str:
+        assert self.handle is not None
+        watches = (
+            asyncio.create_task(self.handle.wait_for_death()),
+            asyncio.create_task(wait_until_silent(self._address, self._hang_timeout_s)),
+        )
+        try:
+            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for watch in watches:
+                watch.cancel()
+
+    def _bury(self, cause: str) -> None:
+        """Publish the death, make certain of it, and move on to the next epoch."""
+        self.ready.clear()
+        self._board.set(self._name, EndpointState.DEAD)
+        _log.warning("%s epoch %d is dead: %s", self.slot.worker_id, self._name.epoch, cause)
+        self._events.emit("dead", self.slot.worker_id, cause, epoch=self._name.epoch)
+        if self.handle is not None:
+            self.handle.kill()
+            self.handle = None
+        self._name = self._name.next()
+
+    def _say_unplaced(self) -> None:
+        message = "Ray has not placed it yet: too few free CPUs or GPUs, or no node carries its pool label"
+        _log.warning("%s: %s", self.slot.worker_id, message)
+        self._events.emit("starting", self.slot.worker_id, message, epoch=self._name.epoch)
+
+
+def _error_of(told: dict[str, Any]) -> ShoalError:
+    kind = getattr(errors, str(told["failed"]), InternalError)
+    return kind(told["message"]) if isinstance(kind, type) and issubclass(kind, ShoalError) else InternalError(told["message"])

@@ -1,0 +1,58 @@
+"""What `shoal serve` checks before it starts anything. Knows configuration, model files and ports; starts no process."""
+
+import socket
+from importlib.util import find_spec
+
+from shoal.config.serve import ServeConfig
+from shoal.config.worker import Pool
+from shoal.errors import InvalidConfig
+from shoal.model_files import ModelFiles, open_model
+
+
+def check(config: ServeConfig) -> ModelFiles:
+    """Open the model and see that every worker's configuration fits it and that the ports are free.
+
+    Raises InvalidConfig that says what to change.
+    """
+    missing = [name for name in ("torch", "ray", "psutil") if find_spec(name) is None]
+    if missing:
+        raise InvalidConfig(f"`shoal serve` needs {', '.join(missing)}; run `pip install 'shoal[serve]'`")
+    model = open_model(config.model)
+    shape = model.config.shape
+    for pool in Pool:
+        worker = config.worker(pool)
+        try:
+            worker.allowed_policies(shape.num_layers)
+            worker.pool_blocks(shape)
+        except InvalidConfig as error:
+            text = str(error).replace("allowed_visibilities", "--visibilities").replace("kv_memory_bytes", "--kv-memory")
+            raise InvalidConfig(text) from error
+    host, port = config.listen_address
+    check_port(host, port, "--listen")
+    for metrics_port in metrics_ports(config):
+        check_port(config.worker_host, metrics_port, "--metrics-port")
+    return model
+
+
+def metrics_ports(config: ServeConfig) -> tuple[int, ...]:
+    """The router's and the controller's; none when metrics are off."""
+    return (config.metrics_port, config.metrics_port + 1) if config.metrics_port else ()
+
+
+def check_port(host: str, port: int, flag: str) -> None:
+    """Raise InvalidConfig when `host:port` cannot be bound now."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
+    except OSError as error:
+        words = error.strerror or str(error)
+        raise InvalidConfig(f"{flag} {host}:{port}: {words}; choose another port, or stop what holds this one") from error
+
+
+def free_port(host: str) -> int:
+    """A port that nothing holds now."""
+    with socket.create_server((host, 0)) as server:
+        return int(server.getsockname()[1])

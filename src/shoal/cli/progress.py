@@ -1,0 +1,66 @@
+"""Shows a cluster's start: bars on a terminal, one line a step elsewhere. Knows events; decides nothing."""
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from shoal.controller.events import Event
+
+
+class StartProgress:
+    """Feed it events; `close` it when the start is over. News after that (a death, a restart) are printed as lines."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began_at = time.monotonic()
+        self._tasks: dict[str, TaskID] = {}
+        self._bars: Progress | None = None
+        if console.is_terminal:
+            self._bars = Progress(
+                SpinnerColumn(finished_text="[green]✓"),
+                TextColumn("{task.fields[who]:<11}"),
+                TextColumn("{task.description:<22}"),
+                BarColumn(bar_width=24),
+                TimeElapsedColumn(),
+                console=console,
+                transient=True,
+            )
+            self._bars.start()
+
+    def on_event(self, event: Event) -> None:
+        """Show one event."""
+        who = event.worker or "Ray"
+        if event.kind == "ray":
+            self._step(who, event.message, None)
+        elif event.kind == "listening":
+            self._step("Ray", "running", 1.0)
+        elif event.kind == "starting":
+            self._step(who, "starting" + (f": {event.message}" if event.message else ""), None)
+        elif event.kind == "loading":
+            done, total = int(event.data["done"]), max(1, int(event.data["total"]))
+            self._step(who, f"loading layers {done}/{total}", done / total, quiet=done not in (1, total))
+        elif event.kind == "ready":
+            self._step(who, "ready", 1.0)
+        elif event.kind in ("dead", "failed", "restarting") and event.message:
+            self.log(f"{who}: {event.message}" if event.worker else event.message)
+
+    def log(self, line: str) -> None:
+        """One line of a child's log, above the bars."""
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Take the bars away. Harmless when repeated."""
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+        self._tasks.clear()
+
+    def _step(self, who: str, what: str, share: float | None, *, quiet: bool = False) -> None:
+        if self._bars is None:
+            if not quiet:
+                self.log(f"[{time.monotonic() - self._began_at:5.1f} s] {who}: {what}")
+            return
+        if who not in self._tasks:
+            self._tasks[who] = self._bars.add_task(what, total=None, who=who)
+        self._bars.update(self._tasks[who], description=what, total=None if share is None else 1.0, completed=share or 0.0)

@@ -1,0 +1,80 @@
+"""`shoal serve`: a whole cluster on this machine, until Ctrl-C. Checks first, then supervises; imports neither torch nor Ray."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from shoal.cli.preflight import check
+from shoal.cli.progress import StartProgress
+from shoal.cli.serve_options import read_config, serve_options
+from shoal.cli.supervisor import Listeners, Supervisor
+from shoal.config.serve import ServeConfig
+from shoal.errors import ShoalError
+
+
+@click.command(short_help="Start a cluster: router, prefill and decode workers.")
+@serve_options
+def serve(config_file: Path | None, **flags: Any) -> None:
+    """Start a router, prefill workers and decode workers, and serve until Ctrl-C.
+
+    \b
+    shoal serve --visibilities full,speed:22,pop:20
+    shoal generate "Why do shoals of fish turn together?" --visibility speed:22
+    """
+    console = Console(stderr=True)
+    try:
+        config = read_config(config_file, flags)
+        check(config)
+        asyncio.run(_serve(config, console))
+    except ShoalError as error:
+        console.print(f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
+
+
+async def _serve(config: ServeConfig, console: Console) -> None:
+    progress = StartProgress(console)
+    supervisor = Supervisor(config, Listeners(progress.on_event, progress.log))
+    running = asyncio.create_task(_run(supervisor, progress))
+    num_signals = 0
+
+    def on_signal() -> None:
+        nonlocal num_signals
+        num_signals += 1
+        if num_signals == 1:
+            progress.log("stopping: running requests may finish (once more to stop at once)")
+            running.cancel()
+        else:
+            supervisor.kill()
+
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(signum, on_signal)
+    try:
+        await running
+    except asyncio.CancelledError:
+        if not num_signals:
+            raise
+    finally:
+        progress.close()
+        leftover = await supervisor.stop()
+        if leftover and num_signals < 2:
+            progress.log(f"ended what was left: {', '.join(sorted(set(leftover)))}")
+    progress.log("stopped")
+
+
+async def _run(supervisor: Supervisor, progress: StartProgress) -> None:
+    await supervisor.start()
+    progress.close()
+    config = supervisor.config
+    click.echo(
+        f"ready: {config.model} on {supervisor.address}  "
+        f"({config.prefill_workers} prefill, {config.decode_workers} decode; {', '.join(config.visibilities)})\n"
+        f'try:   shoal generate --address {supervisor.address} "Why do fish swim in shoals?"'
+    )
+    sys.stdout.flush()
+    await supervisor.wait()

@@ -1,0 +1,71 @@
+"""The flags of `shoal serve`, one for each field of ServeConfig, and how they join a YAML file. Knows no process."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from shoal.config.serve import ServeConfig, read_yaml
+
+HELP: Final[dict[str, str]] = {
+    "model": "A known model (`shoal models`), a .gguf file or a Hugging Face folder.",
+    "dtype": "Weights, hidden states and KV: float32 or bfloat16.",
+    "visibilities": "Visibilities that requests may choose, the default first: full,speed:22,pop:20.",
+    "max_boundary_tokens": "The largest boundary a request may choose.",
+    "listen": "host:port where clients connect; port 0 picks a free one.",
+    "prefill_workers": "Number of prefill workers.",
+    "decode_workers": "Number of decode workers.",
+    "threads_per_worker": "CPU threads of each worker.",
+    "kv_memory": "KV pool of each worker, as in 512MiB.",
+    "block_size": "Tokens in one KV block.",
+    "token_budget": "Tokens a worker runs in one step; the size of a prefill chunk.",
+    "max_requests": "Requests that one worker runs together.",
+    "max_context_tokens": "Prompt and answer together; 0: the model's own limit.",
+    "transfer_backend": "How KV crosses: gloo, nccl, or ordered-gloo (a strict double for tests).",
+    "worker_host": "The interface that workers, controller and metrics bind to.",
+    "ray_address": "Join this Ray instead of starting one.",
+    "ray_namespace": "Ray namespace of the actors; one per Shoal cluster in a shared Ray.",
+    "pool_labels": "Place workers on Ray nodes labelled pool=prefill and pool=decode.",
+    "keep_workers": "Leave workers running on SIGTERM, for the next controller to adopt (with --ray-address).",
+    "metrics_port": "Router metrics on this port, controller metrics on the next; 0: none.",
+    "start_timeout_s": "Seconds a worker may take to become ready.",
+    "hang_timeout_s": "Seconds without an answer to a health check after which a worker is replaced.",
+    "grace_s": "Seconds running requests may take to finish after Ctrl-C or SIGTERM.",
+    "log_level": "debug, info, warning or error.",
+    "chaos": "Permit fault injection through SHOAL_FAULTS (tests only).",
+}
+
+
+def serve_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --config and a flag for each field. Flags that are not given stay None."""
+    for field in reversed([field for field in dataclasses.fields(ServeConfig) if field.name in HELP]):
+        flag = "--" + field.name.replace("_", "-")
+        default = _shown(field.name, field.default)
+        text = f"{HELP[field.name]}  [default: {default}]" if default else HELP[field.name]
+        if isinstance(field.default, bool):
+            command = click.option(f"{flag}/--no-{flag[2:]}", field.name, default=None, help=text)(command)
+        else:
+            kind = type(field.default) if isinstance(field.default, int | float) and field.name != "kv_memory" else str
+            command = click.option(flag, field.name, type=kind, default=None, help=text)(command)
+    file = click.Path(path_type=Path, dir_okay=False)
+    return click.option("--config", "config_file", type=file, help="YAML file with the same names; flags override it.")(command)
+
+
+def read_config(config_file: Path | None, flags: dict[str, Any], defaults: dict[str, Any] | None = None) -> ServeConfig:
+    """Defaults, then the file, then the flags given. Raises InvalidConfig."""
+    values = dict(defaults or {})
+    if config_file is not None:
+        ServeConfig.from_mapping(file_values := read_yaml(config_file), source=str(config_file))
+        values |= {str(key).replace("-", "_"): value for key, value in file_values.items()}
+    values |= {name: value for name, value in flags.items() if value is not None}
+    return ServeConfig.from_mapping(values, source="flags")
+
+
+def _shown(name: str, default: Any) -> str:
+    if name == "kv_memory":
+        return f"{default >> 20}MiB"
+    if isinstance(default, tuple):
+        return ",".join(default)
+    return "" if default in ("", False) and not (isinstance(default, int) and not isinstance(default, bool)) else str(default)

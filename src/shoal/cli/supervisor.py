@@ -1,0 +1,163 @@
+"""Runs a whole cluster as child processes: one controller (which runs Ray and the workers) and one router.
+
+Knows commands, readiness and restarts; loads no model, no torch and no Ray.
+
+    controller listens ─▶ router starts ─▶ all workers ready and router SERVING ─▶ ready
+    router dies ─▶ started again, declared · controller dies ─▶ started again when Ray is external, else the cluster has failed
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from shoal.cli.children import Child, adopt_orphans, end_descendants
+from shoal.cli.preflight import free_port, metrics_ports
+from shoal.config.serve import ServeConfig
+from shoal.controller.events import Event
+from shoal.errors import ShoalError, Unavailable
+from shoal.rpc import open_channel
+
+_RESTART_DELAY_S = 0.5
+_MAX_QUICK_RESTARTS = 5  # of one child within _QUICK_S each: then the cluster has failed
+_QUICK_S = 10.0
+
+
+class ClusterFailed(ShoalError):
+    """The cluster cannot start or go on; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Where a supervisor's news go. Called on its event loop."""
+
+    on_event: Callable[[Event], None]
+    on_log: Callable[[str], None]
+
+
+class Supervisor:
+    """`start`, then `wait`, then always `stop`. One per process, in the main thread."""
+
+    def __init__(self, config: ServeConfig, listeners: Listeners) -> None:
+        host, port = config.listen_address
+        if port == 0:
+            config = replace(config, listen=f"{host}:{free_port(host)}")
+        self.config = config
+        self._listeners = listeners
+        self._controller_address = f"{config.worker_host}:{free_port(config.worker_host)}"  # kept when it is started again
+        self._listening = asyncio.Event()
+        self._all_ready = asyncio.Event()
+        self._failure = ""
+        self._children: dict[str, Child] = {}
+        self._keepers: list[asyncio.Task[None]] = []
+        self._stopping = False
+
+    @property
+    def address(self) -> str:
+        """Where clients connect."""
+        return self.config.listen
+
+    async def start(self) -> None:
+        """Start everything and return once requests can be served. Raises ClusterFailed with words."""
+        adopt_orphans()
+        self._keepers.append(asyncio.create_task(self._keep("controller", restart=bool(self.config.ray_address))))
+        await self._unless_failed(self._listening.wait())
+        self._keepers.append(asyncio.create_task(self._keep("router", restart=True)))
+        await self._unless_failed(self._all_ready.wait())
+        await self._unless_failed(self._router_serving())
+
+    async def wait(self) -> None:
+        """Return never; raises ClusterFailed when the cluster cannot go on."""
+        await self._unless_failed(asyncio.Event().wait())
+
+    async def stop(self) -> list[str]:
+        """Drain the router, then stop the workers; returns the names of processes that had to be killed."""
+        self._stopping = True
+        grace_s = self.config.grace_s
+        for name, timeout_s in (("router", grace_s + 5), ("controller", 2 * grace_s + 15)):
+            if name in self._children:
+                await self._children[name].stop(timeout_s)
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        return await asyncio.to_thread(end_descendants)
+
+    def kill(self) -> None:
+        """End every process now, without draining."""
+        for child in self._children.values():
+            child.kill()
+
+    def _arguments(self, name: str) -> list[str]:
+        config, metrics = self.config, metrics_ports(self.config)
+        if name == "controller":
+            arguments = ["-m", "shoal.launch.controller", "--watch-stdin", "--listen", self._controller_address]
+            arguments += ["--config-text", json.dumps(config.to_mapping())]
+            return arguments + (["--metrics-listen", f"{config.worker_host}:{metrics[1]}"] if metrics else [])
+        arguments = ["-m", "shoal.launch.router", "--listen", config.listen, "--model", config.model]
+        arguments += ["--controller", self._controller_address, "--log-level", config.log_level]
+        return arguments + (["--metrics-listen", f"{config.worker_host}:{metrics[0]}"] if metrics else [])
+
+    async def _keep(self, name: str, *, restart: bool) -> None:
+        """Run a child until stopped; start it again when that helps. Raises ClusterFailed."""
+        loop, num_quick = asyncio.get_running_loop(), 0
+        while True:
+            started_at = loop.time()
+            last_words: list[str] = []
+
+            def on_log(line: str, last_words: list[str] = last_words) -> None:
+                last_words[:] = [*last_words[-4:], line]
+                self._listeners.on_log(line)
+
+            child = await Child.spawn(name, self._arguments(name), on_output=self._on_output, on_log=on_log)
+            self._children[name] = child
+            status = await child.wait()
+            if self._stopping:
+                return
+            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            num_quick = num_quick + 1 if loop.time() - started_at < _QUICK_S else 1
+            if not restart or self._failure or num_quick > _MAX_QUICK_RESTARTS or not self._all_ready.is_set():
+                raise ClusterFailed(self._failure or f"the {name} {how}: {' | '.join(last_words[-2:]) or 'it said nothing'}")
+            self._listeners.on_event(Event("restarting", name, f"the {name} {how}; starting it again"))
+            await asyncio.sleep(_RESTART_DELAY_S * num_quick)
+
+    def _on_output(self, line: str) -> None:
+        try:
+            event = Event.decode(line)
+        except ValueError:
+            self._listeners.on_log(line)
+            return
+        if event.kind == "listening":
+            self._listening.set()
+        elif event.kind == "all-ready":
+            self._all_ready.set()
+        elif event.kind == "failed":
+            self._failure = event.message
+        self._listeners.on_event(event)
+
+    async def _router_serving(self) -> None:
+        async with open_channel(self.address) as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            while True:
+                try:
+                    answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=2.0)
+                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+                except grpc.aio.AioRpcError:
+                    pass  # not listening yet; a router that ends is noticed by its keeper
+                await asyncio.sleep(0.1)
+
+    async def _unless_failed(self, work: Any) -> None:
+        """Await `work`; a child that fails first ends it. Raises ClusterFailed."""
+        task = asyncio.ensure_future(work)
+        done, _ = await asyncio.wait((task, *self._keepers), return_when=asyncio.FIRST_COMPLETED)
+        if task not in done:
+            task.cancel()
+        for keeper in self._keepers:
+            if keeper in done and not keeper.cancelled() and (error := keeper.exception()) is not None:
+                raise error if isinstance(error, ClusterFailed) else Unavailable(str(error)) from error
+        if task in done:
+            task.result()

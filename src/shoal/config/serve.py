@@ -1,0 +1,204 @@
+"""What `shoal serve` is told: one frozen object, from flags or a YAML file with the same names. Knows no model, no process."""
+
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from shoal.config.transfer import BACKENDS, TransferConfig
+from shoal.config.worker import Pool, WorkerConfig
+from shoal.errors import InvalidConfig
+from shoal.types import DType
+from shoal.visibility import Visibility
+
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(?:([kmgt])i?)?b?\s*$", re.IGNORECASE)
+_SIZE_STEPS = {None: 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Every knob of an all-in-one cluster. Raises InvalidConfig, naming the knob, when a value cannot work.
+
+    A field is a YAML key (`prefill_workers`) and a flag (`--prefill-workers`) at once.
+    """
+
+    model: str = "smollm2-135m"
+    dtype: str = DType.FLOAT32
+    visibilities: tuple[str, ...] = ("full",)  # the allow-list; the first is the default
+    max_boundary_tokens: int = 256
+    listen: str = "127.0.0.1:50051"
+    prefill_workers: int = 1
+    decode_workers: int = 1
+    threads_per_worker: int = 1
+    kv_memory: int = 512 << 20  # bytes per worker
+    block_size: int = 16  # tokens
+    token_budget: int = 512  # tokens per step
+    max_requests: int = 64  # running together on one worker
+    max_context_tokens: int = 0  # prompt and answer together; 0: the model's own limit
+    transfer_backend: str = "gloo"
+    worker_host: str = "127.0.0.1"  # the interface workers and the controller bind to
+    ray_address: str = ""  # "" starts a local Ray
+    ray_namespace: str = "shoal"  # one per Shoal cluster that shares a Ray
+    pool_labels: bool = False  # place actors by the node label pool=prefill / pool=decode
+    keep_workers: bool = False  # leave detached actors running on SIGTERM, to be adopted again
+    metrics_port: int = 0  # 0: no metrics
+    start_timeout_s: float = 300.0
+    hang_timeout_s: float = 10.0  # a worker that answers no health check for so long is killed and replaced
+    grace_s: float = 10.0  # how long running requests may finish after SIGTERM
+    log_level: str = "info"
+    chaos: bool = False  # permits SHOAL_FAULTS in workers (tests only)
+    transfer: TransferConfig = field(default_factory=TransferConfig)  # YAML only: a mapping; backend and host come from above
+
+    def __post_init__(self) -> None:
+        _choice("dtype", self.dtype, tuple(DType))
+        _choice("transfer_backend", self.transfer_backend, BACKENDS)
+        _choice("log_level", self.log_level, ("debug", "info", "warning", "error"))
+        for name in ("prefill_workers", "decode_workers", "threads_per_worker", "block_size", "token_budget", "max_requests"):
+            if getattr(self, name) < 1:
+                raise InvalidConfig(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("start_timeout_s", "hang_timeout_s"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise InvalidConfig(f"{name} must be a number of seconds greater than 0, not {getattr(self, name)}")
+        if not (math.isfinite(self.grace_s) and self.grace_s >= 0):
+            raise InvalidConfig(f"grace_s must be a number of seconds, 0 or more, not {self.grace_s}")
+        if self.max_boundary_tokens < 1:
+            raise InvalidConfig("max_boundary_tokens must be at least 1")
+        if self.kv_memory < 1:
+            raise InvalidConfig("kv_memory must be greater than 0, as in 512MiB")
+        if not self.visibilities:
+            raise InvalidConfig("visibilities must name at least one visibility, as in full,speed:22,pop:20")
+        if not (0 <= self.metrics_port <= 65535):
+            raise InvalidConfig(f"metrics_port must lie in 0…65535 (0: no metrics), not {self.metrics_port}")
+        if self.keep_workers and not self.ray_address:
+            raise InvalidConfig("keep_workers needs ray_address: workers of a local Ray end with it")
+        self.listen_address  # noqa: B018  (raises when it cannot be read)
+        for text in self.visibilities:
+            if Visibility.parse(text).boundary_tokens is not None:
+                raise InvalidConfig(f"visibilities: {text!r} must not fix a boundary; requests do, up to max_boundary_tokens")
+
+    @property
+    def listen_address(self) -> tuple[str, int]:
+        """Host and port of the router. Port 0 lets the system choose."""
+        host, colon, port = self.listen.rpartition(":")
+        if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise InvalidConfig(f"listen must be HOST:PORT, as in 127.0.0.1:50051, not {self.listen!r}")
+        return host, int(port)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], source: str = "configuration") -> Self:
+        """Build from YAML-like values. Raises InvalidConfig that names the key, and the nearest one when it is unknown."""
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        converted: dict[str, Any] = {}
+        for key, value in values.items():
+            name = str(key).replace("-", "_")
+            if name not in fields:
+                raise InvalidConfig(f"{source}: unknown key {str(key)!r}; {_nearest(name, fields)}")
+            if name == "transfer":
+                converted[name] = _transfer(source, value)
+            else:
+                converted[name] = _convert(source, name, value, fields[name].default)
+        return cls(**converted)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """A JSON-able mapping that `from_mapping` reads back."""
+        return dataclasses.asdict(self) | {"visibilities": list(self.visibilities)}
+
+    def num_workers(self, pool: Pool) -> int:
+        return self.prefill_workers if pool is Pool.PREFILL else self.decode_workers
+
+    def worker(self, pool: Pool, worker_id: str = "", epoch: int = 0) -> WorkerConfig:
+        """What one worker of a pool is told. Raises InvalidConfig."""
+        return WorkerConfig(
+            worker_id=worker_id or f"{pool}-0",
+            pool=pool,
+            model=self.model,
+            epoch=epoch,
+            dtype=DType(self.dtype),
+            num_threads=self.threads_per_worker,
+            block_size=self.block_size,
+            kv_memory_bytes=self.kv_memory,
+            max_context_tokens=self.max_context_tokens or None,
+            token_budget=self.token_budget,
+            max_running_requests=self.max_requests,
+            allowed_visibilities=tuple(Visibility.parse(text) for text in self.visibilities),
+            max_boundary_tokens=self.max_boundary_tokens,
+            host=self.worker_host,
+            transfer=replace(self.transfer, backend=self.transfer_backend, host=self.worker_host),
+            chaos=self.chaos,
+        )
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The keys of one YAML file. Raises InvalidConfig when it cannot be read or is not a mapping."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidConfig(f"cannot read {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise InvalidConfig(f"{path} must hold one mapping of keys to values, as in 'prefill_workers: 2'")
+    return values
+
+
+def parse_size(text: str) -> int:
+    """Bytes from '512MiB', '2G', '1048576'. Steps are 1,024. Raises InvalidConfig."""
+    match = _SIZE.match(text)
+    if match is None:
+        raise InvalidConfig(f"cannot read {text!r} as a size; write bytes, or a number with KiB, MiB, GiB")
+    number, unit = match.groups()
+    return int(float(number) * 1024 ** _SIZE_STEPS[unit.lower() if unit else None])
+
+
+def parse_list(text: str) -> tuple[str, ...]:
+    """'full, speed:22' → ('full', 'speed:22')."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _transfer(source: str, values: Any) -> TransferConfig:
+    if not isinstance(values, Mapping):
+        raise InvalidConfig(f"{source}: transfer must be a mapping, as in 'transfer: {{heartbeat_s: 1.0}}'")
+    known = {item.name: item for item in dataclasses.fields(TransferConfig)}
+    for key in values:
+        if key not in known:
+            raise InvalidConfig(f"{source}: unknown key 'transfer.{key}'; {_nearest(str(key), known)}")
+    return TransferConfig(
+        **{key: _convert(source, f"transfer.{key}", value, known[key].default) for key, value in values.items()}
+    )
+
+
+def _nearest(name: str, known: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+
+
+def _convert(source: str, name: str, value: Any, default: Any) -> Any:
+    if name == "kv_memory" and isinstance(value, str):
+        return parse_size(value)
+    if isinstance(default, tuple):
+        if isinstance(value, str):
+            return parse_list(value)
+        if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        raise InvalidConfig(f"{source}: {name} must be a list of texts, not {value!r}")
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(default, str) and isinstance(value, str):
+        return value
+    if type(value) is not type(default):
+        kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}.get(type(default), "a text")
+        raise InvalidConfig(f"{source}: {name} must be {kind}, not {value!r}")
+    return value
+
+
+def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InvalidConfig(f"{name} {value!r} is unknown; choose one of {', '.join(choices)}")

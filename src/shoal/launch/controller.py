@@ -1,0 +1,78 @@
+"""The controller's process: `python -m shoal.launch.controller`. Wires configuration, Ray, signals and the events pipe together.
+
+Standard output carries events, one JSON object a line; everything else, Ray's own output too, goes to standard error.
+It ends, stopping its workers, on SIGTERM, SIGINT, or when its standard input closes with --watch-stdin (its parent died).
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import click
+
+from shoal.config.logs import configure_logging
+from shoal.config.serve import ServeConfig, read_yaml
+from shoal.controller.controller import Controller
+from shoal.controller.events import EventWriter
+from shoal.controller.ray_cluster import RayCluster
+from shoal.errors import ShoalError
+from shoal.rpc import Address, serve_metrics
+
+
+@click.command()
+@click.option("--config", "config_file", type=click.Path(path_type=Path), help="YAML file with the keys of `shoal serve`.")
+@click.option("--config-text", help="The same as JSON.")
+@click.option("--listen", default="127.0.0.1:0", show_default=True, help="Where routers watch endpoints.")
+@click.option("--metrics-listen", default="", help="host:port of this process's /metrics; off when empty.")
+@click.option("--watch-stdin", is_flag=True, help="Stop when standard input closes.")
+def main(config_file: Path | None, config_text: str | None, listen: str, metrics_listen: str, watch_stdin: bool) -> None:
+    """Start and keep the pools of workers, and publish them to routers."""
+    events = EventWriter(os.fdopen(os.dup(1), "w", encoding="utf-8"))
+    os.dup2(2, 1)  # Ray prints to standard output at will
+    try:
+        values = json.loads(config_text) if config_text else read_yaml(config_file) if config_file else {}
+        config = ServeConfig.from_mapping(values)
+        configure_logging(config.log_level, "controller")
+        serve(config, Address.parse(listen), metrics_listen, events, watch_stdin=watch_stdin)
+    except ShoalError as error:
+        events.emit("failed", message=str(error))
+        print(f"controller: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def serve(config: ServeConfig, listen: Address, metrics_listen: str, events: EventWriter, *, watch_stdin: bool) -> None:
+    """Run a controller until it is told to stop. Raises ShoalError when it cannot start or a pool cannot be filled."""
+    metrics = serve_metrics(Address.parse(metrics_listen)) if metrics_listen else None
+    events.emit("ray", message=f"joining {config.ray_address}" if config.ray_address else "starting")
+    num_cpus = (config.prefill_workers + config.decode_workers) * config.threads_per_worker
+    cluster = RayCluster.start(config.ray_address, config.ray_namespace, num_cpus)
+    try:
+        asyncio.run(_run(config, cluster, listen, events, watch_stdin=watch_stdin))
+    finally:
+        cluster.shutdown()
+        if metrics is not None:
+            metrics.close()
+
+
+async def _run(config: ServeConfig, cluster: RayCluster, listen: Address, events: EventWriter, *, watch_stdin: bool) -> None:
+    controller = Controller(config, cluster, events)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    if watch_stdin:
+        loop.add_reader(0, lambda: stop.set() if not os.read(0, 4096) else None)
+    await controller.start(listen)
+    try:
+        await controller.run(stop)
+    finally:
+        if watch_stdin:
+            loop.remove_reader(0)
+        await controller.stop()
+
+
+if __name__ == "__main__":
+    main()

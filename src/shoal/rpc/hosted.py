@@ -1,0 +1,109 @@
+"""The part of a worker's process that its controller talks to: start with progress, describe, stop, lifeline. Knows no Ray.
+
+A Ray actor class derives from it; everything that crosses is text or serialised protobuf.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator
+from typing import Any, ClassVar, Protocol
+
+from shoal.config.logs import configure_logging
+from shoal.config.worker import Pool, WorkerConfig
+from shoal.errors import ShoalError
+from shoal.pb.internal.v1 import worker_pb2
+
+_log = logging.getLogger(__name__)
+
+
+def process_host() -> str:
+    """Where a pid means something: the machine, and on Linux the pid namespace."""
+    try:
+        return f"{socket.gethostname()}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
+
+
+class Worker(Protocol):
+    """What PrefillWorker and DecodeWorker offer. `start` returns the bound `host:port`."""
+
+    async def start(self) -> str: ...
+    async def stop(self, grace_s: float) -> None: ...
+    def describe(self) -> worker_pb2.WorkerDescription: ...
+
+
+class HostedWorker:
+    """One worker in one process. `config_text` is WorkerConfig.to_dict() as JSON."""
+
+    pool: ClassVar[Pool]
+
+    def __init__(self, config_text: str) -> None:
+        self._config = WorkerConfig.from_dict(json.loads(config_text))
+        configure_logging(os.environ.get("SHOAL_LOG_LEVEL", "info"), self._config.worker_id)
+        self._config_text = config_text
+        self._progress: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
+        self._worker: Worker | None = None
+        self._started = False
+
+    def __repr__(self) -> str:
+        return f"{self._config.worker_id} epoch {self._config.epoch}"
+
+    def make_worker(self, config: WorkerConfig) -> Worker:
+        """Build the worker; `report_progress` may be handed to it."""
+        raise NotImplementedError
+
+    async def start(self) -> AsyncIterator[str]:
+        """Start the worker. Yields JSON texts: {"loading": [done, total]} …, then {"ready": hex of a WorkerDescription, "pid": …}
+        or {"failed": error class, "message": …} when the configuration can never work."""
+        self._loop = asyncio.get_running_loop()
+        starting = asyncio.create_task(self._start())
+        while not starting.done():
+            change = asyncio.create_task(self._progress.get())
+            await asyncio.wait((starting, change), return_when=asyncio.FIRST_COMPLETED)
+            if change.done():
+                yield json.dumps({"loading": change.result()})
+            else:
+                change.cancel()
+        try:
+            await starting
+        except ShoalError as error:
+            _log.error("cannot start: %s", error)
+            yield json.dumps({"failed": type(error).__name__, "message": str(error)})
+        else:
+            yield self._ready_text()
+
+    async def _start(self) -> None:
+        self._worker = self.make_worker(self._config)
+        await self._worker.start()
+        self._started = True
+
+    def report_progress(self, done: int, total: int) -> None:
+        """Layers loaded so far. Callable from any thread."""
+        self._loop.call_soon_threadsafe(self._progress.put_nowait, (done, total))
+
+    async def describe(self) -> str:
+        """The last text of `start`, for a controller that adopts a running actor; {} while it is not ready."""
+        return self._ready_text() if self._started else "{}"
+
+    async def stop(self, grace_s: float) -> None:
+        """Drain and stop. Harmless before and after."""
+        if self._worker is not None and self._started:
+            self._started = False
+            await self._worker.stop(grace_s)
+
+    async def lifeline(self) -> None:
+        """Never returns: whoever awaits it learns of this process's death at once."""
+        await asyncio.Event().wait()
+
+    def _ready_text(self) -> str:
+        assert self._worker is not None
+        ready: dict[str, Any] = {
+            "ready": self._worker.describe().SerializeToString().hex(),
+            "pid": os.getpid(),
+            "host": process_host(),
+            "config": self._config_text,
+        }
+        return json.dumps(ready)
