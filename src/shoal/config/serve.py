@@ -13,7 +13,7 @@ import yaml
 
 from shoal.config.transfer import BACKENDS, TransferConfig
 from shoal.config.worker import Pool, WorkerConfig
-from shoal.errors import InvalidConfig
+from shoal.errors import InvalidConfig, InvalidRequest
 from shoal.types import DType
 from shoal.visibility import Visibility
 
@@ -79,7 +79,11 @@ class ServeConfig:
             raise InvalidConfig("keep_workers needs ray_address: workers of a local Ray end with it")
         self.listen_address  # noqa: B018  (raises when it cannot be read)
         for text in self.visibilities:
-            if Visibility.parse(text).boundary_tokens is not None:
+            try:
+                visibility = Visibility.parse(text)
+            except InvalidRequest as error:
+                raise InvalidConfig(f"visibilities: {error}") from None
+            if visibility.boundary_tokens is not None:
                 raise InvalidConfig(f"visibilities: {text!r} must not fix a boundary; requests do, up to max_boundary_tokens")
 
     @property

@@ -1,0 +1,132 @@
+import dataclasses
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from shoal.cli.preflight import check, check_port, free_port
+from shoal.cli.serve import serve
+from shoal.cli.serve_options import HELP, read_config
+from shoal.config.serve import ServeConfig, parse_size, read_yaml
+from shoal.config.worker import Pool
+from shoal.errors import InvalidConfig
+from shoal.model_files import write_random_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    write_random_model(folder)
+    return folder
+
+
+def test_every_field_has_a_flag_with_help() -> None:
+    fields = {field.name for field in dataclasses.fields(ServeConfig)}
+    assert set(HELP) == fields - {"transfer"}
+    text = CliRunner().invoke(serve, ["--help"], terminal_width=200).output
+    for name in HELP:
+        assert "--" + name.replace("_", "-") in text
+
+
+def test_flags_override_the_file_and_the_file_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("prefill-workers: 3\nkv_memory: 64MiB\nvisibilities: [full, 'speed:2']\ntransfer: {heartbeat_s: 2}\n")
+    config = read_config(file, {"prefill_workers": 2, "listen": None})
+    assert (config.prefill_workers, config.kv_memory, config.listen) == (2, 64 << 20, "127.0.0.1:50051")
+    assert config.visibilities == ("full", "speed:2")
+    assert config.worker(Pool.DECODE).transfer.heartbeat_s == 2.0
+
+
+def test_a_configuration_crosses_as_json() -> None:
+    config = ServeConfig.from_mapping({"visibilities": "full,pop:3", "transfer": {"max_pairs": 5}, "grace_s": 3})
+    assert ServeConfig.from_mapping(json.loads(json.dumps(config.to_mapping()))) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"prefil_workers": 1}, "did you mean 'prefill_workers'"),
+        ({"zzz": 1}, "known keys: model"),
+        ({"transfer": {"heart_beat_s": 1}}, "did you mean 'heartbeat_s'"),
+        ({"transfer": 3}, "must be a mapping"),
+        ({"prefill_workers": 0}, "prefill_workers must be at least 1"),
+        ({"prefill_workers": "two"}, "prefill_workers must be a whole number"),
+        ({"prefill_workers": True}, "prefill_workers must be a whole number"),
+        ({"kv_memory": "many"}, "cannot read 'many' as a size"),
+        ({"dtype": "float16"}, "choose one of float32, bfloat16"),
+        ({"transfer_backend": "tcp"}, "choose one of gloo"),
+        ({"listen": "50051"}, "HOST:PORT"),
+        ({"visibilities": ""}, "at least one visibility"),
+        ({"visibilities": "deep"}, "unknown visibility 'deep'"),
+        ({"visibilities": "speed:2:boundary=3"}, "must not fix a boundary"),
+        ({"visibilities": ["full", 3]}, "list of texts"),
+        ({"keep_workers": True}, "keep_workers needs ray_address"),
+        ({"hang_timeout_s": float("nan")}, "hang_timeout_s"),
+        ({"metrics_port": 65536}, "0…65535"),
+    ],
+)
+def test_bad_values_are_refused_by_name(values: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidConfig, match=words.replace("(", r"\(")):
+        ServeConfig.from_mapping(values)
+
+
+def test_unreadable_yaml_is_refused(tmp_path: Path) -> None:
+    for text, words in (("a: [", "is not YAML"), ("- a", "one mapping")):
+        (tmp_path / "bad.yaml").write_text(text)
+        with pytest.raises(InvalidConfig, match=words):
+            read_yaml(tmp_path / "bad.yaml")
+    with pytest.raises(InvalidConfig, match="cannot read"):
+        read_yaml(tmp_path / "missing.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("7", 7), ("1KiB", 1024), ("1.5m", 3 << 19), ("2 GB", 2 << 30), ("512MiB", 512 << 20)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidConfig, match=f"--listen 127.0.0.1:{port}: Address already in use"):
+            check_port("127.0.0.1", port, "--listen")
+    check_port("127.0.0.1", free_port("127.0.0.1"), "--listen")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--visibilities", "full,speed:5"], "prefill depth 5 exceeds the model's 4 layers"),
+        (["--kv-memory", "4KiB"], "too little KV memory"),
+        (["--model", "no-such-model"], "no-such-model"),
+        (["--listen", "256.0.0.1:1"], "--listen 256.0.0.1:1"),
+        (["--prefill-workers", "-1"], "prefill_workers must be at least 1"),
+        (["--config", "no-such.yaml"], "no-such.yaml"),
+    ],
+)
+def test_bad_input_ends_serve_before_anything_is_started(model: Path, flags: list[str], words: str) -> None:
+    arguments = ["--listen", "127.0.0.1:0", *([] if "--model" in flags else ["--model", str(model)]), *flags]
+    result = CliRunner().invoke(serve, arguments)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ") and words in result.stderr
+
+
+def test_a_truncated_weight_file_is_refused(model: Path, tmp_path: Path) -> None:
+    for file in model.iterdir():
+        data = file.read_bytes()
+        (tmp_path / file.name).write_bytes(data[: len(data) // 2] if file.suffix == ".safetensors" else data)
+    with pytest.raises(InvalidConfig, match="safetensors"):
+        check(ServeConfig(model=str(tmp_path), listen="127.0.0.1:0"))
+
+
+def test_an_unsupported_architecture_is_named(model: Path, tmp_path: Path) -> None:
+    for file in model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((tmp_path / "config.json").read_text())
+    settings |= {"architectures": ["MambaForCausalLM"], "model_type": "mamba"}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(InvalidConfig, match=r"[Mm]amba"):
+        check(ServeConfig(model=str(tmp_path), listen="127.0.0.1:0"))
