@@ -7,6 +7,7 @@ from shoal.config.serve import ServeConfig
 from shoal.config.worker import Pool
 from shoal.errors import InvalidConfig
 from shoal.model_files import ModelFiles, open_model
+from shoal.rpc import Address
 
 
 def check(config: ServeConfig) -> ModelFiles:
@@ -27,6 +28,8 @@ def check(config: ServeConfig) -> ModelFiles:
         except InvalidConfig as error:
             text = str(error).replace("allowed_visibilities", "--visibilities").replace("kv_memory_bytes", "--kv-memory")
             raise InvalidConfig(text) from error
+    if Address.parse(config.listen).is_wildcard and not config.allow_wildcard:
+        raise InvalidConfig(f"--listen {config.listen} means every interface; name one, or add --allow-wildcard")
     host, port = config.listen_address
     check_port(host, port, "--listen")
     for metrics_port in metrics_ports(config):

@@ -15,6 +15,7 @@ HELP: Final[dict[str, str]] = {
     "visibilities": "Visibilities that requests may choose, the default first: full,speed:22,pop:20.",
     "max_boundary_tokens": "The largest boundary a request may choose.",
     "listen": "host:port where clients connect; port 0 picks a free one.",
+    "allow_wildcard": "Permit --listen on every interface, as in 0.0.0.0:50051.",
     "prefill_workers": "Number of prefill workers.",
     "decode_workers": "Number of decode workers.",
     "threads_per_worker": "CPU threads of each worker.",

@@ -97,9 +97,13 @@ class Supervisor:
             arguments = ["-m", "shoal.launch.controller", "--watch-stdin", "--listen", self._controller_address]
             arguments += ["--config-text", json.dumps(config.to_mapping())]
             return arguments + (["--metrics-listen", f"{config.worker_host}:{metrics[1]}"] if metrics else [])
-        arguments = ["-m", "shoal.launch.router", "--listen", config.listen, "--model", config.model]
-        arguments += ["--controller", self._controller_address, "--log-level", config.log_level]
-        return arguments + (["--metrics-listen", f"{config.worker_host}:{metrics[0]}"] if metrics else [])
+        arguments = ["-m", "shoal.router", "--listen", config.listen, "--controller", self._controller_address]
+        arguments += ["--model", config.model, "--visibilities", ",".join(config.visibilities)]
+        arguments += ["--max-boundary-tokens", str(config.max_boundary_tokens)]
+        arguments += ["--max-context", str(config.max_context_tokens)] if config.max_context_tokens else []
+        arguments += ["--drain-s", str(config.grace_s), "--log-level", config.log_level]
+        arguments += ["--metrics", f"{config.worker_host}:{metrics[0]}"] if metrics else []
+        return arguments + (["--allow-wildcard"] if config.allow_wildcard else [])
 
     async def _keep(self, name: str, *, restart: bool) -> None:
         """Run a child until stopped; start it again when that helps. Raises ClusterFailed."""

@@ -31,8 +31,9 @@ class ServeConfig:
     model: str = "smollm2-135m"
     dtype: str = DType.FLOAT32
     visibilities: tuple[str, ...] = ("full",)  # the allow-list; the first is the default
-    max_boundary_tokens: int = 256
+    max_boundary_tokens: int = 64
     listen: str = "127.0.0.1:50051"
+    allow_wildcard: bool = False  # permits `listen` on every interface
     prefill_workers: int = 1
     decode_workers: int = 1
     threads_per_worker: int = 1

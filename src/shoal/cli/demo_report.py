@@ -1,0 +1,104 @@
+"""The tables of `shoal demo`: what each answer cost, beside what the formulas say. Knows responses and formulas; calls nobody."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from shoal.pb.v1 import shoal_pb2
+from shoal.placement.arithmetic import decode_kv_layer_tokens, full_depth_wire_bytes, kv_bytes, wire_bytes
+from shoal.types import DType, ModelShape
+from shoal.visibility import Visibility
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One finished request, and the model it ran on."""
+
+    complete: shoal_pb2.GenerateComplete
+    shape: ModelShape
+    dtype: DType
+
+    @property
+    def visibility(self) -> Visibility:
+        """As resolved by the router: boundary included."""
+        return Visibility.parse(self.complete.visibility)
+
+    @property
+    def formula_bytes(self) -> int:
+        """What design §2 says must have crossed."""
+        return wire_bytes(self.shape, self.dtype, self.visibility, self.complete.prompt_tokens, self.complete.cached_tokens)
+
+    @property
+    def full_bytes(self) -> int:
+        """What full depth would have shipped."""
+        return full_depth_wire_bytes(
+            self.shape, self.dtype, self.visibility, self.complete.prompt_tokens, self.complete.cached_tokens
+        )
+
+    @property
+    def formula_layer_tokens(self) -> int:
+        """What design §2 says decode must hold at the end."""
+        return decode_kv_layer_tokens(self.shape, self.visibility, self.complete.prompt_tokens, self.complete.completion_tokens)
+
+    def differences(self) -> list[str]:
+        """Where what was counted differs from the formulas, in words; empty when all is right."""
+        transfer, held = self.complete.transfer, self.complete.decode_kv
+        pairs = (
+            ("bytes on the wire", transfer.payload_bytes, self.formula_bytes),
+            ("bytes of the plan", transfer.plan_bytes, self.formula_bytes),
+            ("bytes at full depth", transfer.full_depth_bytes, self.full_bytes),
+            ("KV layer-tokens held", held.layer_tokens, self.formula_layer_tokens),
+            ("KV bytes held", held.bytes, kv_bytes(self.shape, self.dtype, self.formula_layer_tokens)),
+        )
+        return [f"{self.visibility}: {what}: counted {got:,}, formula {due:,}" for what, got, due in pairs if got != due]
+
+
+def print_times(console: Console, answers: Sequence[Answer]) -> None:
+    """TTFT and its parts in order, then TPOT; milliseconds."""
+    table = Table(title="Time, in milliseconds", title_justify="left")
+    table.add_column("visibility")
+    for name in ("tokens in", "out", "TTFT", "tokenize", "reserve", "prefill", "transfer", "first step", "TPOT"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for answer in answers:
+        times = answer.complete.timings
+        parts = (times.ttft_ms, times.tokenize_ms, times.reserve_ms, times.prefill_ms, times.transfer_ms, times.first_step_ms)
+        counts = (str(answer.complete.prompt_tokens), str(answer.complete.completion_tokens))
+        table.add_row(str(answer.visibility), *counts, *(f"{ms:,.1f}" for ms in (*parts, times.tpot_ms)))
+    console.print(table)
+    console.print("transfer: what shipping KV adds once the last layer is computed; the rest hides behind prefill.", style="dim")
+
+
+def print_bytes(console: Console, answers: Sequence[Answer]) -> None:
+    """What crossed beside the formula and beside full depth, and the KV that decode held."""
+    table = Table(title="Bytes from prefill to decode, and KV held by decode", title_justify="left")
+    table.add_column("visibility")
+    for name in ("tokens in", "on the wire", "formula", "full depth", "saved", "KV layer-tokens", "KV bytes"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for answer in answers:
+        done, full = answer.complete, answer.full_bytes
+        saved = f"{1 - done.transfer.payload_bytes / full:.1%}" if full else "–"
+        table.add_row(
+            str(answer.visibility),
+            str(done.prompt_tokens),
+            f"{done.transfer.payload_bytes:,}",
+            f"{answer.formula_bytes:,}" + ("" if done.transfer.payload_bytes == answer.formula_bytes else " ≠"),
+            f"{full:,}",
+            saved,
+            f"{done.decode_kv.layer_tokens:,}",
+            f"{done.decode_kv.bytes:,}",
+        )
+    console.print(table)
+
+
+def print_blocks(console: Console, loads: Sequence[shoal_pb2.WorkerLoad]) -> None:
+    """What every worker holds now."""
+    table = Table(title="Workers afterwards", title_justify="left")
+    table.add_column("worker")
+    for name in ("blocks in use", "of", "layers held", "weights read", "resident"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for load in loads:
+        sizes = (f"{load.weight_bytes_read / 1e6:,.0f} MB", f"{load.resident_bytes / 1e6:,.0f} MB")
+        table.add_row(load.worker_id, str(load.num_used_blocks), str(load.num_total_blocks), str(load.num_layers_held), *sizes)
+    console.print(table)
