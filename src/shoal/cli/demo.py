@@ -20,6 +20,7 @@ from shoal.cli.progress import StartProgress
 from shoal.cli.supervisor import ClusterFailed, Listeners, Supervisor
 from shoal.config.serve import ServeConfig, parse_list
 from shoal.errors import ShoalError
+from shoal.model_files import DEFAULT_MODEL
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
 from shoal.rpc import error_from_rpc, open_channel
 from shoal.types import DType, ModelShape
@@ -30,7 +31,7 @@ _DRAIN_S: Final = 3.0  # how long blocks may take to come back after the last an
 
 
 @click.command(short_help="Stream answers under full, speed and pop, and show what each cost.")
-@click.option("--model", default=ServeConfig.model, show_default=True, help="A known model, a .gguf file or a folder.")
+@click.option("--model", default=DEFAULT_MODEL, show_default=True, help="A known model, a .gguf file or a folder.")
 @click.option("--visibilities", default=VISIBILITIES, show_default=True, help="What to compare, the first as the baseline.")
 @click.option("--dtype", default=str(DType.FLOAT32), show_default=True, help="float32 or bfloat16.")
 @click.option("--max-tokens", default=40, show_default=True, help="Tokens of each answer to the long prompt.")
@@ -85,9 +86,8 @@ async def _demo(config: ServeConfig, shape: ModelShape, max_tokens: int, console
             loads = await _drained(stub)
             print_blocks(console, loads)
             complaints = [words for some in answers.values() for answer in some for words in answer.differences()]
-            complaints += [
-                f"{load.worker_id} still holds {load.num_used_blocks} blocks" for load in loads if load.num_used_blocks
-            ]
+            holders = [load for load in loads if load.num_used_blocks]
+            complaints += [f"{load.worker_id} still holds {load.num_used_blocks} blocks" for load in holders]
             if not complaints:
                 console.print("Every byte on the wire and every KV token is what the formulas say; all blocks are free again.")
             return complaints
@@ -104,9 +104,7 @@ async def _cluster(config: ServeConfig, console: Console) -> AsyncIterator[str]:
     progress = StartProgress(console)
     supervisor = Supervisor(config, Listeners(progress.on_event, log.append))
     try:
-        console.print(
-            f"Starting a cluster for [bold]{config.model}[/bold]: Ray, one prefill worker, one decode worker, a router."
-        )
+        console.print(f"Starting a cluster for [bold]{config.model}[/bold]: Ray, a prefill worker, a decode worker, a router.")
         await supervisor.start()
         progress.close()
         yield supervisor.address
