@@ -1,0 +1,185 @@
+"""`shoal serve` as a process: how it starts, refuses, is explored by reflection, and ends without leaving anything."""
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from shoal.cli.preflight import free_port
+from shoal.rpc import open_sync_channel
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def cluster(serve: Callable[..., Any], tiny_model: Path) -> Iterator[Any]:
+    started = serve("--model", str(tiny_model), "--visibilities", "full,speed:2")
+    yield started
+    if started.process.poll() is None:
+        started.stop(signal.SIGINT)  # Ctrl-C
+
+
+def test_a_session_over_reflection(cluster: Any) -> None:
+    with open_sync_channel(cluster.address) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        assert {"shoal.v1.Shoal", "grpc.health.v1.Health"} <= set(database.get_services())
+        pool = DescriptorPool(database)
+        method = pool.FindServiceByName("shoal.v1.Shoal").FindMethodByName("Generate")
+        assert method.server_streaming and [f.name for f in method.input_type.oneofs_by_name["input"].fields] == [
+            "tokenized",
+            "text",
+            "chat",
+        ]
+        call = channel.unary_stream(
+            f"/{method.containing_service.full_name}/{method.name}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=GetMessageClass(method.output_type).FromString,
+        )
+        request = GetMessageClass(method.input_type)(text="shoals of fish", visibility="speed:2", stream=True)
+        request.sampling_params.max_tokens = 5
+        request.sampling_params.ignore_eos = True
+        responses = list(call(request, timeout=30))
+    kinds = [response.WhichOneof("response") for response in responses]
+    assert kinds[-1] == "complete" and set(kinds[:-1]) == {"chunk"}
+    final = responses[-1].complete
+    assert len(final.output_ids) == 5 and final.transfer.payload_bytes == final.transfer.plan_bytes > 0
+
+
+def test_the_ready_line_names_the_address_and_a_command(cluster: Any) -> None:
+    cluster.wait_for(lambda: len(cluster.output) >= 2)
+    assert cluster.address in cluster.output[0] and f"shoal generate --address {cluster.address}" in cluster.output[1]
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(cluster: Any, tiny_model: Path) -> None:
+    arguments = ["--model", str(tiny_model), "--listen", cluster.address]
+    command = [sys.executable, "-c", "from shoal.cli.serve import serve; serve()", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, env=os.environ | {"PYTHONPATH": _source()})
+    assert ended.returncode == 1
+    assert f"--listen {cluster.address}: Address already in use" in ended.stderr
+    assert "Ray" not in ended.stderr
+
+
+def test_a_lost_controller_ends_serve_with_words_and_leaves_nothing(serve: Callable[..., Any], tiny_model: Path) -> None:
+    started = serve("--model", str(tiny_model))
+    before = started.descendants()
+    started.child("shoal.launch.controller").kill()
+    assert started.process.wait(40) == 1
+    assert "the controller was killed by signal 9" in started.log.read_text()
+    _, left = psutil.wait_procs(before, timeout=5)
+    assert not left
+
+
+def test_serve_killed_outright_leaves_nothing(serve: Callable[..., Any], tiny_model: Path) -> None:
+    started = serve("--model", str(tiny_model))
+    before = started.descendants()
+    started.process.kill()
+    started.process.wait(5)
+    _, left = psutil.wait_procs(before, timeout=30)
+    assert not left, [process.name() for process in left]
+
+
+def test_ctrl_c_while_starting_leaves_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    arguments = ["--model", str(tiny_model), "--listen", f"127.0.0.1:{free_port('127.0.0.1')}"]
+    command = [sys.executable, "-c", "from shoal.cli.serve import serve; serve()", *arguments]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": _source()}
+    )
+    seen: dict[int, psutil.Process] = {}
+    deadline = time.monotonic() + 30
+    while not any(p.name() == "raylet" for p in seen.values() if p.is_running()):
+        assert time.monotonic() < deadline and process.poll() is None
+        seen |= {p.pid: p for p in psutil.Process(process.pid).children(recursive=True)}
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(40) == 0
+    _, left = psutil.wait_procs(list(seen.values()), timeout=5)
+    assert not left, [p.name() for p in left]
+
+
+@pytest.fixture
+def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A Ray of two nodes on this machine, labelled pool=prefill and pool=decode; yields its address."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    port = free_port("127.0.0.1")
+    common = ["--num-cpus=2", f"--object-store-memory={80 << 20}", "--block", "--disable-usage-stats"]
+    ray = str(Path(sys.executable).with_name("ray"))
+    nodes: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: str) -> None:
+        nodes.append(
+            subprocess.Popen(
+                [ray, "start", *arguments, *common],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                env=os.environ | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},
+            )
+        )
+
+    try:
+        start("--head", f"--port={port}", "--include-dashboard=false", "--labels=pool=prefill")
+        _wait_until_listening(port)
+        start(f"--address=127.0.0.1:{port}", "--labels=pool=decode")
+        yield f"127.0.0.1:{port}"
+    finally:
+        processes = [child for node in nodes for child in psutil.Process(node.pid).children(recursive=True)]
+        for node in nodes:
+            node.terminate()
+        for node in nodes:
+            node.wait(20)
+        for process in psutil.wait_procs(processes, timeout=5)[1]:
+            process.kill()
+
+
+def test_labels_place_the_pools_and_a_restarted_controller_adopts_its_workers(
+    two_nodes: str, serve: Callable[..., Any], tiny_model: Path
+) -> None:
+    started = serve("--model", str(tiny_model), "--ray-address", two_nodes, "--pool-labels", "--grace-s", "2")
+    before = {name: (worker.epoch, worker.address) for name, worker in started.workers().items()}
+    raylets = {name: _raylet_of(_listener(address)) for name, (_, address) in before.items()}
+    assert raylets["prefill-0"] != raylets["decode-0"]
+
+    controller = started.child("shoal.launch.controller")
+    controller.kill()
+    started.wait_for(lambda: "adopted" in started.log.read_text().split("starting it again")[-1])
+    started.wait_for(lambda: {n: (w.epoch, w.address) for n, w in started.workers().items() if w.state == "ready"} == before)
+    listeners = [_listener(address) for _, address in before.values()]
+    started.stop()
+    assert not psutil.wait_procs(listeners, timeout=10)[1], "workers outlived serve"
+
+
+def _listener(address: str) -> psutil.Process:
+    port = int(address.rpartition(":")[2])
+    pid = next(c.pid for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port)
+    return psutil.Process(pid)
+
+
+def _raylet_of(process: psutil.Process) -> int:
+    return next(parent.pid for parent in process.parents() if parent.name() == "raylet")
+
+
+def _wait_until_listening(port: int) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    raise AssertionError(f"nothing listens on {port}")
+
+
+def _source() -> str:
+    return os.pathsep.join(filter(None, (str(Path(__file__).parents[2] / "src"), os.environ.get("PYTHONPATH", ""))))
