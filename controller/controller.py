@@ -80,7 +80,8 @@ class Controller:
             for pool in Pool:  # prefill first: what it ships, decode must still be there to take
                 keepers = [keeper for keeper in self._keepers if keeper.slot.pool is pool]
                 await asyncio.gather(*(keeper.stop(self._config.grace_s) for keeper in keepers))
-        await self._server.stop(grace_s=0.2)
+        self.board.close()
+        await self._server.stop(grace_s=0.5)
         self._events.emit("stopped")
 
     def _keeper(self, slot: Slot, first_epoch: int) -> SlotKeeper:

@@ -27,6 +27,7 @@ class EndpointBoard:
         self._endpoints: dict[str, controller_pb2.Endpoint] = {}
         self._version = 0
         self._changed = asyncio.Event()
+        self._closed = False
 
     def set(
         self, actor: ActorName, state: EndpointState, description: worker_pb2.WorkerDescription | None = None
@@ -45,8 +46,7 @@ class EndpointBoard:
             states = [e.state for e in self._endpoints.values() if e.worker.pool == pool]
             for each in EndpointState:
                 _WORKERS.labels(pool, each).set(states.count(each))
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._wake()
         return endpoint
 
     @property
@@ -59,7 +59,16 @@ class EndpointBoard:
 
     async def watch(self) -> AsyncIterator[controller_pb2.Endpoints]:
         """The whole list at once, and again after changes (changes made while the watcher was busy come as one)."""
-        while True:
+        while not self._closed:
             changed, snapshot = self._changed, self.snapshot
             yield snapshot
             await changed.wait()
+
+    def close(self) -> None:
+        """End every watch."""
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

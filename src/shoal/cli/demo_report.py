@@ -58,7 +58,7 @@ class Answer:
 def print_times(console: Console, answers: Sequence[Answer]) -> None:
     """TTFT and its parts in order, then TPOT; milliseconds."""
     table = Table(title="Time, in milliseconds", title_justify="left")
-    table.add_column("visibility")
+    table.add_column("visibility", no_wrap=True)
     for name in ("tokens in", "out", "TTFT", "tokenize", "reserve", "prefill", "transfer", "first step", "TPOT"):
         table.add_column(name, justify="right", no_wrap=True)
     for answer in answers:
@@ -73,7 +73,7 @@ def print_times(console: Console, answers: Sequence[Answer]) -> None:
 def print_bytes(console: Console, answers: Sequence[Answer]) -> None:
     """What crossed beside the formula and beside full depth, and the KV that decode held."""
     table = Table(title="Bytes from prefill to decode, and KV held by decode", title_justify="left")
-    table.add_column("visibility")
+    table.add_column("visibility", no_wrap=True)
     for name in ("tokens in", "on the wire", "formula", "full depth", "saved", "KV layer-tokens", "KV bytes"):
         table.add_column(name, justify="right", no_wrap=True)
     for answer in answers:
@@ -95,7 +95,7 @@ def print_bytes(console: Console, answers: Sequence[Answer]) -> None:
 def print_blocks(console: Console, loads: Sequence[shoal_pb2.WorkerLoad]) -> None:
     """What every worker holds now."""
     table = Table(title="Workers afterwards", title_justify="left")
-    table.add_column("worker")
+    table.add_column("worker", no_wrap=True)
     for name in ("blocks in use", "of", "layers held", "weights read", "resident"):
         table.add_column(name, justify="right", no_wrap=True)
     for load in loads:

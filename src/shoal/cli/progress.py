@@ -39,7 +39,7 @@ class StartProgress:
             self._step(who, "starting" + (f": {event.message}" if event.message else ""), None)
         elif event.kind == "loading":
             done, total = int(event.data["done"]), max(1, int(event.data["total"]))
-            self._step(who, f"loading layers {done}/{total}", done / total, quiet=done not in (1, total))
+            self._step(who, f"loading weights {done / total:4.0%}", done / total, quiet=done < total)
         elif event.kind == "ready":
             self._step(who, "ready", 1.0)
         elif event.kind in ("dead", "failed", "restarting") and event.message:

@@ -124,7 +124,8 @@ class Supervisor:
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
             num_quick = num_quick + 1 if loop.time() - started_at < _QUICK_S else 1
             if not restart or self._failure or num_quick > _MAX_QUICK_RESTARTS or not self._all_ready.is_set():
-                raise ClusterFailed(self._failure or f"the {name} {how}: {' | '.join(last_words[-2:]) or 'it said nothing'}")
+                words = f": {' | '.join(last_words[-2:])}" if last_words and status > 0 else ""
+                raise ClusterFailed(self._failure or f"the {name} {how}{words}")
             self._listeners.on_event(Event("restarting", name, f"the {name} {how}; starting it again"))
             await asyncio.sleep(_RESTART_DELAY_S * num_quick)
 
@@ -157,9 +158,10 @@ class Supervisor:
     async def _unless_failed(self, work: Any) -> None:
         """Await `work`; a child that fails first ends it. Raises ClusterFailed."""
         task = asyncio.ensure_future(work)
-        done, _ = await asyncio.wait((task, *self._keepers), return_when=asyncio.FIRST_COMPLETED)
-        if task not in done:
-            task.cancel()
+        try:
+            done, _ = await asyncio.wait((task, *self._keepers), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            task.cancel()  # without effect on one that is done
         for keeper in self._keepers:
             if keeper in done and not keeper.cancelled() and (error := keeper.exception()) is not None:
                 raise error if isinstance(error, ClusterFailed) else Unavailable(str(error)) from error

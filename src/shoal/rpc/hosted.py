@@ -81,7 +81,7 @@ class HostedWorker:
         self._started = True
 
     def report_progress(self, done: int, total: int) -> None:
-        """Layers loaded so far. Callable from any thread."""
+        """Bytes of weights loaded so far. Callable from any thread."""
         self._loop.call_soon_threadsafe(self._progress.put_nowait, (done, total))
 
     async def describe(self) -> str:
