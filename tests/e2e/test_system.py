@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from shoal.engine.local import LocalEngine, LocalRequest, LocalResult
 
 from shoal.engine.decoder import Decoder
 from shoal.engine.kv_pool import KvPool
+from shoal.engine.local import LocalEngine, LocalRequest, LocalResult
 from shoal.engine.weights import HeldLayers
 from shoal.model_files import DEFAULT_MODEL, open_model
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
@@ -202,7 +202,5 @@ async def test_a_prefill_worker_for_speed_22_holds_22_layers_and_its_memory_show
     assert read[0] - read[1] == sum(tensor.num_bytes for tensor in upper)
     upper_bytes = sum(4 * math.prod(tensor.shape) for tensor in upper)  # float32 in memory
     saved = full["prefill-0"].resident_bytes - shallow["prefill-0"].resident_bytes
-    print(
-        f"prefill read {read[0]:,} and {read[1]:,} bytes; resident: {saved / 1e6:.0f} MB less for {upper_bytes / 1e6:.0f} MB"
-    )
+    print(f"prefill read {read[0]:,} and {read[1]:,} bytes; resident: {saved / 1e6:.0f} MB less for {upper_bytes / 1e6:.0f} MB")
     assert saved > 0.7 * upper_bytes

@@ -3,7 +3,6 @@
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -66,7 +65,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(cluster: Any, tiny_mode
     arguments = ["--model", str(tiny_model), "--listen", cluster.address]
     command = [sys.executable, "-c", "from shoal.cli.serve import serve; serve()", *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=30, env=os.environ | {"PYTHONPATH": _source()})
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert f"--listen {cluster.address}: Address already in use" in ended.stderr
     assert "Ray" not in ended.stderr
 
@@ -109,7 +108,7 @@ def test_ctrl_c_while_starting_leaves_nothing(tiny_model: Path, tmp_path: Path) 
 
 
 @pytest.fixture
-def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def two_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     """A Ray of two nodes on this machine, labelled pool=prefill and pool=decode; yields its address."""
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -119,19 +118,18 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     nodes: list[subprocess.Popen[bytes]] = []
 
     def start(*arguments: str) -> None:
-        nodes.append(
-            subprocess.Popen(
-                [ray, "start", *arguments, *common],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                env=os.environ | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},
-            )
-        )
+        """Start a node and wait until it says that it runs."""
+        log = tmp_path / f"node-{len(nodes)}.log"
+        with log.open("w") as stream:
+            command = [ray, "start", *arguments, *common]
+            nodes.append(subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True))
+        deadline = time.monotonic() + 60
+        while "--block" not in log.read_text():
+            assert nodes[-1].poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
 
     try:
         start("--head", f"--port={port}", "--include-dashboard=false", "--labels=pool=prefill")
-        _wait_until_listening(port)
         start(f"--address=127.0.0.1:{port}", "--labels=pool=decode")
         yield f"127.0.0.1:{port}"
     finally:
@@ -169,16 +167,6 @@ def _listener(address: str) -> psutil.Process:
 
 def _raylet_of(process: psutil.Process) -> int:
     return next(parent.pid for parent in process.parents() if parent.name() == "raylet")
-
-
-def _wait_until_listening(port: int) -> None:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.1)
-    raise AssertionError(f"nothing listens on {port}")
 
 
 def _source() -> str:

@@ -104,6 +104,7 @@ def test_a_port_in_use_is_named() -> None:
         (["--model", "no-such-model"], "no-such-model"),
         (["--listen", "0.0.0.0:0"], "add --allow-wildcard"),
         (["--listen", "256.0.0.1:1"], "--listen 256.0.0.1:1"),
+        (["--ray-address", "127.0.0.1:1"], "--ray-address 127.0.0.1:1: Connection refused"),
         (["--prefill-workers", "-1"], "prefill_workers must be at least 1"),
         (["--config", "no-such.yaml"], "no-such.yaml"),
     ],
@@ -111,8 +112,8 @@ def test_a_port_in_use_is_named() -> None:
 def test_bad_input_ends_serve_before_anything_is_started(model: Path, flags: list[str], words: str) -> None:
     arguments = ["--listen", "127.0.0.1:0", *([] if "--model" in flags else ["--model", str(model)]), *flags]
     result = CliRunner().invoke(serve, arguments)
-    assert result.exit_code == 1
-    assert result.stderr.startswith("Error: ") and words in result.stderr
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ") and words in result.stderr
 
 
 def test_a_truncated_weight_file_is_refused(model: Path, tmp_path: Path) -> None:

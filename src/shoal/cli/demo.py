@@ -15,11 +15,11 @@ from rich.text import Text
 
 from shoal.cli.demo_prompts import LONG, SHORT
 from shoal.cli.demo_report import Answer, print_blocks, print_bytes, print_times
+from shoal.cli.failure import told_in_one_line
 from shoal.cli.preflight import check
 from shoal.cli.progress import StartProgress
 from shoal.cli.supervisor import ClusterFailed, Listeners, Supervisor
 from shoal.config.serve import ServeConfig, parse_list
-from shoal.errors import ShoalError
 from shoal.model_files import DEFAULT_MODEL
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
 from shoal.rpc import error_from_rpc, open_channel
@@ -40,7 +40,7 @@ def demo(model: str, visibilities: str, dtype: str, max_tokens: int) -> None:
     and KV for each beside the formulas. Ends non-zero when a count differs or a KV block stays behind.
     """
     console = Console() if sys.stdout.isatty() else Console(width=_WIDTH_WHEN_PIPED)
-    try:
+    with told_in_one_line():
         config = ServeConfig(
             model=model,
             dtype=dtype,
@@ -51,9 +51,6 @@ def demo(model: str, visibilities: str, dtype: str, max_tokens: int) -> None:
         )
         shape = check(config).config.shape
         complaints = asyncio.run(_demo(config, shape, max_tokens, console))
-    except ShoalError as error:
-        console.print(f"Error: {error}", style="red", markup=False, soft_wrap=True)
-        sys.exit(1)
     for complaint in complaints:
         console.print(f"WRONG: {complaint}", style="bold red", markup=False, soft_wrap=True)
     sys.exit(1 if complaints else 0)

@@ -30,6 +30,8 @@ def check(config: ServeConfig) -> ModelFiles:
             raise InvalidConfig(text) from error
     if Address.parse(config.listen).is_wildcard and not config.allow_wildcard:
         raise InvalidConfig(f"--listen {config.listen} means every interface; name one, or add --allow-wildcard")
+    if config.ray_address:
+        check_reachable(config.ray_address, "--ray-address")
     host, port = config.listen_address
     check_port(host, port, "--listen")
     for metrics_port in metrics_ports(config):
@@ -53,6 +55,16 @@ def check_port(host: str, port: int, flag: str) -> None:
     except OSError as error:
         words = error.strerror or str(error)
         raise InvalidConfig(f"{flag} {host}:{port}: {words}; choose another port, or stop what holds this one") from error
+
+
+def check_reachable(address: str, flag: str, timeout_s: float = 3.0) -> None:
+    """Raise InvalidConfig when nothing listens at `host:port`."""
+    target = Address.parse(address, flag)
+    try:
+        socket.create_connection((target.host, target.port), timeout_s).close()
+    except OSError as error:
+        words = error.strerror or str(error)
+        raise InvalidConfig(f"{flag} {address}: {words}; start that Ray, or correct the address") from error
 
 
 def free_port(host: str) -> int:

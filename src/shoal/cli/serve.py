@@ -9,12 +9,12 @@ from typing import Any
 import click
 from rich.console import Console
 
+from shoal.cli.failure import told_in_one_line
 from shoal.cli.preflight import check
 from shoal.cli.progress import StartProgress
 from shoal.cli.serve_options import read_config, serve_options
 from shoal.cli.supervisor import Listeners, Supervisor
 from shoal.config.serve import ServeConfig
-from shoal.errors import ShoalError
 
 
 @click.command(short_help="Start a cluster: router, prefill and decode workers.")
@@ -26,14 +26,10 @@ def serve(config_file: Path | None, **flags: Any) -> None:
     shoal serve --visibilities full,speed:22,pop:20
     shoal generate "Why do shoals of fish turn together?" --visibility speed:22
     """
-    console = Console(stderr=True)
-    try:
+    with told_in_one_line():
         config = read_config(config_file, flags)
         check(config)
-        asyncio.run(_serve(config, console))
-    except ShoalError as error:
-        console.print(f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(1)
+        asyncio.run(_serve(config, Console(stderr=True)))
 
 
 async def _serve(config: ServeConfig, console: Console) -> None:
