@@ -15,6 +15,23 @@ class FinishReason(StrEnum):
     ABORT = "abort"
 
 
+class ConstraintKind(StrEnum):
+    """What an answer may be held to. Plain JSON is the schema `{"type": "object"}`; choices are a JSON array of strings."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    GRAMMAR = "grammar"
+    CHOICES = "choices_json"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """Text that must be matched by the whole answer; compiled by the router to check it, by decode to mask with it."""
+
+    kind: ConstraintKind
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How decode picks tokens. temperature 0 is greedy. Raises InvalidRequest that names the field."""
@@ -28,6 +45,14 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     num_logprobs: int | None = None  # None = none; 0 = the sampled token's only; n = the top n beside it
+    min_p: float = 0.0  # 0 = off
+    repetition_penalty: float = 1.0  # over prompt and answer; 1 = off
+    presence_penalty: float = 0.0  # over the answer
+    frequency_penalty: float = 0.0  # over the answer
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its score)
+    min_tokens: int = 0  # stop_token_ids are masked before so many
+    include_stop_str_in_output: bool = False
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -44,6 +69,17 @@ class SamplingParams:
             raise InvalidRequest(f"logprobs must lie in 0…20, not {self.num_logprobs}")
         if any(not text for text in self.stop):
             raise InvalidRequest("stop strings must not be empty")
+        if not (0 <= self.min_p <= 1):
+            raise InvalidRequest(f"min_p must lie in [0, 1], not {self.min_p}")
+        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+            raise InvalidRequest(f"repetition_penalty must be a finite number > 0, not {self.repetition_penalty}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not (-2 <= getattr(self, name) <= 2):
+                raise InvalidRequest(f"{name} must lie in [-2, 2], not {getattr(self, name)}")
+        if any(not math.isfinite(bias) or abs(bias) > 100 for _, bias in self.logit_bias):
+            raise InvalidRequest("logit_bias values must lie in [-100, 100]")
+        if not (0 <= self.min_tokens <= self.max_tokens):
+            raise InvalidRequest(f"min_tokens must lie in 0…max_tokens ({self.max_tokens}), not {self.min_tokens}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,11 @@ class ShoalStub(object):
                 request_serializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/shoal.v1.Shoal/Score',
+                request_serializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.ScoreResponse.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/shoal.v1.Shoal/Abort',
                 request_serializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.AbortRequest.SerializeToString,
@@ -66,6 +71,13 @@ class ShoalServicer(object):
 
     def Generate(self, request, context):
         """Streams deltas (when `stream` is set), then exactly one `complete`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """Log-probabilities of a continuation given a prompt; the continuation runs as decode tokens under the visibility.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,6 +115,11 @@ def add_ShoalServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.GenerateRequest.FromString,
                     response_serializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.ScoreRequest.FromString,
+                    response_serializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.ScoreResponse.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -152,6 +169,33 @@ class Shoal(object):
             '/shoal.v1.Shoal/Generate',
             shoal_dot_pb_dot_v1_dot_shoal__pb2.GenerateRequest.SerializeToString,
             shoal_dot_pb_dot_v1_dot_shoal__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Shoal/Score',
+            shoal_dot_pb_dot_v1_dot_shoal__pb2.ScoreRequest.SerializeToString,
+            shoal_dot_pb_dot_v1_dot_shoal__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

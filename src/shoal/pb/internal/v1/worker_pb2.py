@@ -25,39 +25,45 @@ _sym_db = _symbol_database.Default()
 from shoal.pb.v1 import shoal_pb2 as shoal_dot_pb_dot_v1_dot_shoal__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!shoal/pb/internal/v1/worker.proto\x12\x11shoal.internal.v1\x1a\x17shoal/pb/v1/shoal.proto\"\xa3\x01\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x19\n\x0cnum_logprobs\x18\x07 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_num_logprobs\"\x94\x01\n\rDecodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12\x18\n\x10replay_token_ids\x18\x03 \x03(\r\x12\x12\n\nvisibility\x18\x04 \x01(\t\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.shoal.internal.v1.Sampling\"\xd4\x01\n\x08Reserved\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x12\n\nvisibility\x18\x03 \x01(\t\x12\x13\n\x0bplan_digest\x18\x04 \x01(\t\x12\x12\n\nplan_bytes\x18\x05 \x01(\x04\x12\x13\n\x0bnum_entries\x18\x06 \x01(\r\x12\x0f\n\x07lease_s\x18\x07 \x01(\x01\x12\x18\n\x10transfer_address\x18\x08 \x01(\t\x12\x11\n\tworker_id\x18\t \x01(\t\x12\r\n\x05\x65poch\x18\n \x01(\x04\"a\n\rSampledTokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12+\n\x0ctop_logprobs\x18\x03 \x03(\x0b\x32\x15.shoal.v1.TopLogProbs\"\xd2\x01\n\x08\x46inished\x12\x15\n\rfinish_reason\x18\x01 \x01(\t\x12\x1d\n\x10matched_token_id\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x1e\n\x16received_payload_bytes\x18\x03 \x01(\x04\x12\x17\n\x0fkv_layer_tokens\x18\x04 \x01(\x04\x12\x10\n\x08kv_bytes\x18\x05 \x01(\x04\x12\x18\n\x10transfer_done_ms\x18\x06 \x01(\x01\x12\x16\n\x0e\x66irst_token_ms\x18\x07 \x01(\x01\x42\x13\n\x11_matched_token_id\"\xac\x01\n\x0b\x44\x65\x63odeEvent\x12/\n\x08reserved\x18\x01 \x01(\x0b\x32\x1b.shoal.internal.v1.ReservedH\x00\x12\x32\n\x06tokens\x18\x02 \x01(\x0b\x32 .shoal.internal.v1.SampledTokensH\x00\x12/\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1b.shoal.internal.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\xef\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nattempt_id\x18\x02 \x01(\t\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x12\n\nvisibility\x18\x05 \x01(\t\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x13\n\x0bplan_digest\x18\x07 \x01(\t\x12\x16\n\x0e\x64\x65\x63ode_address\x18\x08 \x01(\t\x12\x18\n\x10\x64\x65\x63ode_worker_id\x18\t \x01(\t\x12\x14\n\x0c\x64\x65\x63ode_epoch\x18\n \x01(\x04\"m\n\x0fPrefillResponse\x12\x1a\n\x12sent_payload_bytes\x18\x01 \x01(\x04\x12\x10\n\x08queue_ms\x18\x02 \x01(\x01\x12\x12\n\ncompute_ms\x18\x03 \x01(\x01\x12\x18\n\x10\x61\x66ter_compute_ms\x18\x04 \x01(\x01\"\x11\n\x0f\x44\x65scribeRequest\"\x10\n\x0eGetLoadRequest\"\xe5\x01\n\x0b\x46ingerprint\x12\x10\n\x08revision\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x02 \x01(\t\x12\x12\n\nnum_layers\x18\x03 \x01(\r\x12\x13\n\x0bhidden_size\x18\x04 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x05 \x01(\r\x12\x10\n\x08head_dim\x18\x06 \x01(\r\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x12\n\nblock_size\x18\x08 \x01(\r\x12\x0c\n\x04rope\x18\t \x01(\t\x12\x17\n\x0fmax_entry_bytes\x18\n \x01(\x04\x12\x18\n\x10max_entry_tokens\x18\x0b \x01(\r\"\xc4\x01\n\x11WorkerDescription\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x33\n\x0b\x66ingerprint\x18\x05 \x01(\x0b\x32\x1e.shoal.internal.v1.Fingerprint\x12\x1c\n\x14\x61llowed_visibilities\x18\x06 \x03(\t\x12\x1b\n\x13max_boundary_tokens\x18\x07 \x01(\r2\xf6\x01\n\x0c\x44\x65\x63odeWorker\x12L\n\x06\x44\x65\x63ode\x12 .shoal.internal.v1.DecodeRequest\x1a\x1e.shoal.internal.v1.DecodeEvent0\x01\x12T\n\x08\x44\x65scribe\x12\".shoal.internal.v1.DescribeRequest\x1a$.shoal.internal.v1.WorkerDescription\x12\x42\n\x07GetLoad\x12!.shoal.internal.v1.GetLoadRequest\x1a\x14.shoal.v1.WorkerLoad2\xfb\x01\n\rPrefillWorker\x12P\n\x07Prefill\x12!.shoal.internal.v1.PrefillRequest\x1a\".shoal.internal.v1.PrefillResponse\x12T\n\x08\x44\x65scribe\x12\".shoal.internal.v1.DescribeRequest\x1a$.shoal.internal.v1.WorkerDescription\x12\x42\n\x07GetLoad\x12!.shoal.internal.v1.GetLoadRequest\x1a\x14.shoal.v1.WorkerLoadb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!shoal/pb/internal/v1/worker.proto\x12\x11shoal.internal.v1\x1a\x17shoal/pb/v1/shoal.proto\"\xbc\x03\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x19\n\x0cnum_logprobs\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x08 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\t \x01(\x02\x12\x18\n\x10presence_penalty\x18\n \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x0b \x01(\x02\x12>\n\nlogit_bias\x18\x0c \x03(\x0b\x32*.shoal.internal.v1.Sampling.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\r \x01(\r\x12\x31\n\nconstraint\x18\x0e \x01(\x0b\x32\x1d.shoal.internal.v1.Constraint\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0f\n\r_num_logprobs\"g\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x03 \x01(\tH\x00\x12\x16\n\x0c\x63hoices_json\x18\x04 \x01(\tH\x00\x42\x06\n\x04kind\"\xf6\x01\n\rDecodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12\x18\n\x10replay_token_ids\x18\x03 \x03(\r\x12\x12\n\nvisibility\x18\x04 \x01(\t\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.shoal.internal.v1.Sampling\x12\x14\n\x0cnum_children\x18\x14 \x01(\r\x12\x1c\n\x0fprompt_logprobs\x18\x15 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x10\x63ontinuation_ids\x18\x16 \x03(\rB\x12\n\x10_prompt_logprobs\"\xd4\x01\n\x08Reserved\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x12\n\nvisibility\x18\x03 \x01(\t\x12\x13\n\x0bplan_digest\x18\x04 \x01(\t\x12\x12\n\nplan_bytes\x18\x05 \x01(\x04\x12\x13\n\x0bnum_entries\x18\x06 \x01(\r\x12\x0f\n\x07lease_s\x18\x07 \x01(\x01\x12\x18\n\x10transfer_address\x18\x08 \x01(\t\x12\x11\n\tworker_id\x18\t \x01(\t\x12\r\n\x05\x65poch\x18\n \x01(\x04\"\xbd\x01\n\rSampledTokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12+\n\x0ctop_logprobs\x18\x03 \x03(\x0b\x32\x15.shoal.v1.TopLogProbs\x12\r\n\x05index\x18\x14 \x01(\r\x12\x17\n\x0fprompt_logprobs\x18\x15 \x03(\x02\x12\x32\n\x13prompt_top_logprobs\x18\x16 \x03(\x0b\x32\x15.shoal.v1.TopLogProbs\"\xe1\x01\n\x08\x46inished\x12\x15\n\rfinish_reason\x18\x01 \x01(\t\x12\x1d\n\x10matched_token_id\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x1e\n\x16received_payload_bytes\x18\x03 \x01(\x04\x12\x17\n\x0fkv_layer_tokens\x18\x04 \x01(\x04\x12\x10\n\x08kv_bytes\x18\x05 \x01(\x04\x12\x18\n\x10transfer_done_ms\x18\x06 \x01(\x01\x12\x16\n\x0e\x66irst_token_ms\x18\x07 \x01(\x01\x12\r\n\x05index\x18\x14 \x01(\rB\x13\n\x11_matched_token_id\"\xac\x01\n\x0b\x44\x65\x63odeEvent\x12/\n\x08reserved\x18\x01 \x01(\x0b\x32\x1b.shoal.internal.v1.ReservedH\x00\x12\x32\n\x06tokens\x18\x02 \x01(\x0b\x32 .shoal.internal.v1.SampledTokensH\x00\x12/\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1b.shoal.internal.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\xef\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nattempt_id\x18\x02 \x01(\t\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x12\n\nvisibility\x18\x05 \x01(\t\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x13\n\x0bplan_digest\x18\x07 \x01(\t\x12\x16\n\x0e\x64\x65\x63ode_address\x18\x08 \x01(\t\x12\x18\n\x10\x64\x65\x63ode_worker_id\x18\t \x01(\t\x12\x14\n\x0c\x64\x65\x63ode_epoch\x18\n \x01(\x04\"m\n\x0fPrefillResponse\x12\x1a\n\x12sent_payload_bytes\x18\x01 \x01(\x04\x12\x10\n\x08queue_ms\x18\x02 \x01(\x01\x12\x12\n\ncompute_ms\x18\x03 \x01(\x01\x12\x18\n\x10\x61\x66ter_compute_ms\x18\x04 \x01(\x01\"\x11\n\x0f\x44\x65scribeRequest\"\x10\n\x0eGetLoadRequest\"\xe5\x01\n\x0b\x46ingerprint\x12\x10\n\x08revision\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x02 \x01(\t\x12\x12\n\nnum_layers\x18\x03 \x01(\r\x12\x13\n\x0bhidden_size\x18\x04 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x05 \x01(\r\x12\x10\n\x08head_dim\x18\x06 \x01(\r\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x12\n\nblock_size\x18\x08 \x01(\r\x12\x0c\n\x04rope\x18\t \x01(\t\x12\x17\n\x0fmax_entry_bytes\x18\n \x01(\x04\x12\x18\n\x10max_entry_tokens\x18\x0b \x01(\r\"\xc4\x01\n\x11WorkerDescription\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x33\n\x0b\x66ingerprint\x18\x05 \x01(\x0b\x32\x1e.shoal.internal.v1.Fingerprint\x12\x1c\n\x14\x61llowed_visibilities\x18\x06 \x03(\t\x12\x1b\n\x13max_boundary_tokens\x18\x07 \x01(\r2\xf6\x01\n\x0c\x44\x65\x63odeWorker\x12L\n\x06\x44\x65\x63ode\x12 .shoal.internal.v1.DecodeRequest\x1a\x1e.shoal.internal.v1.DecodeEvent0\x01\x12T\n\x08\x44\x65scribe\x12\".shoal.internal.v1.DescribeRequest\x1a$.shoal.internal.v1.WorkerDescription\x12\x42\n\x07GetLoad\x12!.shoal.internal.v1.GetLoadRequest\x1a\x14.shoal.v1.WorkerLoad2\xfb\x01\n\rPrefillWorker\x12P\n\x07Prefill\x12!.shoal.internal.v1.PrefillRequest\x1a\".shoal.internal.v1.PrefillResponse\x12T\n\x08\x44\x65scribe\x12\".shoal.internal.v1.DescribeRequest\x1a$.shoal.internal.v1.WorkerDescription\x12\x42\n\x07GetLoad\x12!.shoal.internal.v1.GetLoadRequest\x1a\x14.shoal.v1.WorkerLoadb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.pb.internal.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_SAMPLING']._serialized_start=82
-  _globals['_SAMPLING']._serialized_end=245
-  _globals['_DECODEREQUEST']._serialized_start=248
-  _globals['_DECODEREQUEST']._serialized_end=396
-  _globals['_RESERVED']._serialized_start=399
-  _globals['_RESERVED']._serialized_end=611
-  _globals['_SAMPLEDTOKENS']._serialized_start=613
-  _globals['_SAMPLEDTOKENS']._serialized_end=710
-  _globals['_FINISHED']._serialized_start=713
-  _globals['_FINISHED']._serialized_end=923
-  _globals['_DECODEEVENT']._serialized_start=926
-  _globals['_DECODEEVENT']._serialized_end=1098
-  _globals['_PREFILLREQUEST']._serialized_start=1101
-  _globals['_PREFILLREQUEST']._serialized_end=1340
-  _globals['_PREFILLRESPONSE']._serialized_start=1342
-  _globals['_PREFILLRESPONSE']._serialized_end=1451
-  _globals['_DESCRIBEREQUEST']._serialized_start=1453
-  _globals['_DESCRIBEREQUEST']._serialized_end=1470
-  _globals['_GETLOADREQUEST']._serialized_start=1472
-  _globals['_GETLOADREQUEST']._serialized_end=1488
-  _globals['_FINGERPRINT']._serialized_start=1491
-  _globals['_FINGERPRINT']._serialized_end=1720
-  _globals['_WORKERDESCRIPTION']._serialized_start=1723
-  _globals['_WORKERDESCRIPTION']._serialized_end=1919
-  _globals['_DECODEWORKER']._serialized_start=1922
-  _globals['_DECODEWORKER']._serialized_end=2168
-  _globals['_PREFILLWORKER']._serialized_start=2171
-  _globals['_PREFILLWORKER']._serialized_end=2422
+  _globals['_SAMPLING']._serialized_end=526
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=461
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=509
+  _globals['_CONSTRAINT']._serialized_start=528
+  _globals['_CONSTRAINT']._serialized_end=631
+  _globals['_DECODEREQUEST']._serialized_start=634
+  _globals['_DECODEREQUEST']._serialized_end=880
+  _globals['_RESERVED']._serialized_start=883
+  _globals['_RESERVED']._serialized_end=1095
+  _globals['_SAMPLEDTOKENS']._serialized_start=1098
+  _globals['_SAMPLEDTOKENS']._serialized_end=1287
+  _globals['_FINISHED']._serialized_start=1290
+  _globals['_FINISHED']._serialized_end=1515
+  _globals['_DECODEEVENT']._serialized_start=1518
+  _globals['_DECODEEVENT']._serialized_end=1690
+  _globals['_PREFILLREQUEST']._serialized_start=1693
+  _globals['_PREFILLREQUEST']._serialized_end=1932
+  _globals['_PREFILLRESPONSE']._serialized_start=1934
+  _globals['_PREFILLRESPONSE']._serialized_end=2043
+  _globals['_DESCRIBEREQUEST']._serialized_start=2045
+  _globals['_DESCRIBEREQUEST']._serialized_end=2062
+  _globals['_GETLOADREQUEST']._serialized_start=2064
+  _globals['_GETLOADREQUEST']._serialized_end=2080
+  _globals['_FINGERPRINT']._serialized_start=2083
+  _globals['_FINGERPRINT']._serialized_end=2312
+  _globals['_WORKERDESCRIPTION']._serialized_start=2315
+  _globals['_WORKERDESCRIPTION']._serialized_end=2511
+  _globals['_DECODEWORKER']._serialized_start=2514
+  _globals['_DECODEWORKER']._serialized_end=2760
+  _globals['_PREFILLWORKER']._serialized_start=2763
+  _globals['_PREFILLWORKER']._serialized_end=3014
 # @@protoc_insertion_point(module_scope)

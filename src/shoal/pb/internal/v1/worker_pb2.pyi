@@ -7,7 +7,14 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Sampling(_message.Message):
-    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids", "num_logprobs")
+    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids", "num_logprobs", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "constraint")
+    class LogitBiasEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +22,13 @@ class Sampling(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     temperature: float
     top_p: float
@@ -22,21 +36,46 @@ class Sampling(_message.Message):
     seed: int
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_logprobs: int
-    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[int] = ...) -> None: ...
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: _containers.ScalarMap[int, float]
+    min_tokens: int
+    constraint: Constraint
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ...) -> None: ...
+
+class Constraint(_message.Message):
+    __slots__ = ("json_schema", "regex", "grammar", "choices_json")
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    REGEX_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_JSON_FIELD_NUMBER: _ClassVar[int]
+    json_schema: str
+    regex: str
+    grammar: str
+    choices_json: str
+    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., grammar: _Optional[str] = ..., choices_json: _Optional[str] = ...) -> None: ...
 
 class DecodeRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_ids", "replay_token_ids", "visibility", "sampling")
+    __slots__ = ("request_id", "prompt_ids", "replay_token_ids", "visibility", "sampling", "num_children", "prompt_logprobs", "continuation_ids")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     REPLAY_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     VISIBILITY_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUATION_IDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     replay_token_ids: _containers.RepeatedScalarFieldContainer[int]
     visibility: str
     sampling: Sampling
-    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., replay_token_ids: _Optional[_Iterable[int]] = ..., visibility: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
+    num_children: int
+    prompt_logprobs: int
+    continuation_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., replay_token_ids: _Optional[_Iterable[int]] = ..., visibility: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., num_children: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., continuation_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Reserved(_message.Message):
     __slots__ = ("attempt_id", "cached_tokens", "visibility", "plan_digest", "plan_bytes", "num_entries", "lease_s", "transfer_address", "worker_id", "epoch")
@@ -63,17 +102,23 @@ class Reserved(_message.Message):
     def __init__(self, attempt_id: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., visibility: _Optional[str] = ..., plan_digest: _Optional[str] = ..., plan_bytes: _Optional[int] = ..., num_entries: _Optional[int] = ..., lease_s: _Optional[float] = ..., transfer_address: _Optional[str] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class SampledTokens(_message.Message):
-    __slots__ = ("token_ids", "logprobs", "top_logprobs")
+    __slots__ = ("token_ids", "logprobs", "top_logprobs", "index", "prompt_logprobs", "prompt_top_logprobs")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedScalarFieldContainer[float]
     top_logprobs: _containers.RepeatedCompositeFieldContainer[_shoal_pb2.TopLogProbs]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_logprobs: _Optional[_Iterable[_Union[_shoal_pb2.TopLogProbs, _Mapping]]] = ...) -> None: ...
+    index: int
+    prompt_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    prompt_top_logprobs: _containers.RepeatedCompositeFieldContainer[_shoal_pb2.TopLogProbs]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_logprobs: _Optional[_Iterable[_Union[_shoal_pb2.TopLogProbs, _Mapping]]] = ..., index: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[float]] = ..., prompt_top_logprobs: _Optional[_Iterable[_Union[_shoal_pb2.TopLogProbs, _Mapping]]] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("finish_reason", "matched_token_id", "received_payload_bytes", "kv_layer_tokens", "kv_bytes", "transfer_done_ms", "first_token_ms")
+    __slots__ = ("finish_reason", "matched_token_id", "received_payload_bytes", "kv_layer_tokens", "kv_bytes", "transfer_done_ms", "first_token_ms", "index")
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     MATCHED_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +126,7 @@ class Finished(_message.Message):
     KV_BYTES_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_DONE_MS_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     finish_reason: str
     matched_token_id: int
     received_payload_bytes: int
@@ -88,7 +134,8 @@ class Finished(_message.Message):
     kv_bytes: int
     transfer_done_ms: float
     first_token_ms: float
-    def __init__(self, finish_reason: _Optional[str] = ..., matched_token_id: _Optional[int] = ..., received_payload_bytes: _Optional[int] = ..., kv_layer_tokens: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., transfer_done_ms: _Optional[float] = ..., first_token_ms: _Optional[float] = ...) -> None: ...
+    index: int
+    def __init__(self, finish_reason: _Optional[str] = ..., matched_token_id: _Optional[int] = ..., received_payload_bytes: _Optional[int] = ..., kv_layer_tokens: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., transfer_done_ms: _Optional[float] = ..., first_token_ms: _Optional[float] = ..., index: _Optional[int] = ...) -> None: ...
 
 class DecodeEvent(_message.Message):
     __slots__ = ("reserved", "tokens", "finished")
