@@ -15,7 +15,8 @@ from shoal.router.admission import Admission
 from shoal.router.dispatch import Dispatcher
 from shoal.router.endpoints import ControllerEndpoints, EndpointSource, StaticEndpoints
 from shoal.router.registry import Registry
-from shoal.router.servicer import Services, ShoalServicer
+from shoal.router.service import Parts, RouterService
+from shoal.router.servicer import ShoalServicer
 from shoal.router.text import PromptEncoder
 from shoal.router.validation import RequestLimits
 from shoal.rpc import Address, RpcServer, serve_metrics
@@ -45,16 +46,16 @@ class Router:
         )
         self._changed = asyncio.Event()
         self.registry = Registry(revision=model.revision, on_change=self._changed.set)
-        services = Services(
+        parts = Parts(
             config=config,
             model=model,
+            tokenizer=tokenizer,
             admission=Admission(PromptEncoder(tokenizer), limits),
             dispatcher=Dispatcher(self.registry, shape, max_retries=config.max_retries),
             registry=self.registry,
-            decode_text=tokenizer.decode,
         )
         self._endpoints = endpoints or _endpoint_source(config)
-        self._servicer = ShoalServicer(services, asyncio.get_running_loop().time)
+        self.service = RouterService(parts, asyncio.get_running_loop().time)
         self._server = RpcServer()
         self._metrics: MetricsServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -62,7 +63,9 @@ class Router:
     async def start(self) -> Address:
         """Returns the address it serves at. Raises InvalidConfig when an address cannot be bound."""
         self._server.add(
-            shoal_pb2_grpc.add_ShoalServicer_to_server, self._servicer, shoal_pb2.DESCRIPTOR.services_by_name["Shoal"]
+            shoal_pb2_grpc.add_ShoalServicer_to_server,
+            ShoalServicer(self.service),
+            shoal_pb2.DESCRIPTOR.services_by_name["Shoal"],
         )
         listen = Address.parse(self.config.listen, "the router's address")
         address = await self._server.start(listen, allow_wildcard=self.config.allow_wildcard)

@@ -1,156 +1,46 @@
-"""The public gRPC service: translate, call, translate. Knows the public proto; decides nothing about workers."""
+"""The gRPC door: translate, call, translate. Knows deadlines and contexts of calls; everything else is service.py's."""
 
-from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-import shoal
-from shoal.config.router import RouterConfig
-from shoal.errors import ShoalError
-from shoal.model_files import ModelFiles
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
-from shoal.router import instruments
-from shoal.router.admission import Admission, Admitted
-from shoal.router.dispatch import Dispatcher
-from shoal.router.generation import Generation
-from shoal.router.registry import Registry
-from shoal.router.replies import chunk_reply, complete_reply
-from shoal.router.worker import DECODE
-from shoal.rpc import time_remaining_s, to_status
-from shoal.types import DType
+from shoal.router.service import RouterService
+from shoal.rpc import time_remaining_s
 
 Context = grpc.aio.ServicerContext
 
 
-@dataclass(frozen=True, slots=True)
-class Services:
-    """What the servicer calls."""
-
-    config: RouterConfig
-    model: ModelFiles
-    admission: Admission
-    dispatcher: Dispatcher
-    registry: Registry
-    decode_text: Callable[[Sequence[int]], str]
-
-
 class ShoalServicer(shoal_pb2_grpc.ShoalServicer):
-    """One per router. Running requests are held by the client's id, which need not be unique."""
+    """One per router."""
 
-    def __init__(self, services: Services, clock: Callable[[], float]) -> None:
-        self._services = services
-        self._clock = clock
-        self._started = clock()
-        self._running: dict[str, set[Generation]] = defaultdict(set)
+    def __init__(self, service: RouterService) -> None:
+        self._service = service
 
     async def Generate(
         self, request: shoal_pb2.GenerateRequest, context: "Context[Any, Any]"
     ) -> AsyncGenerator[shoal_pb2.GenerateResponse, None]:
-        arrived = self._clock()
-        policy, outcome = "none", "cancelled"
-        try:
-            deadline = arrived + time_remaining_s(context, self._services.config.max_request_s)
-            admitted = await self._services.admission.admit(request, deadline)
-            policy = admitted.policy
-            async with aclosing(self._run(admitted, arrived)) as replies:
-                async for reply in replies:
-                    if reply.HasField("complete"):
-                        outcome = reply.complete.finish_reason
-                    yield reply
-        except ShoalError as error:
-            outcome = to_status(error).name.lower()
-            raise
-        except Exception:
-            outcome = "internal"
-            raise
-        finally:
-            instruments.REQUESTS.labels(outcome, policy).inc()
-
-    async def _run(self, admitted: Admitted, arrived: float) -> AsyncGenerator[shoal_pb2.GenerateResponse, None]:
-        services, config = self._services, self._services.config
-        generation = Generation(
-            admitted,
-            services.dispatcher.start(admitted.dispatch),
-            services.decode_text,
-            arrived=arrived,
-            flush_s=config.flush_s,
-            flush_tokens=config.flush_tokens,
-            max_queued_tokens=config.max_queued_tokens,
-        )
-        instruments.PROMPT_TOKENS.inc(len(admitted.dispatch.prompt_ids))
-        same_id = self._running[admitted.request_id]
-        same_id.add(generation)
-        try:
-            with instruments.ACTIVE.track_inprogress():
-                num_tokens = 0
-                async with aclosing(generation.deltas()) as deltas:
-                    async for delta in deltas:
-                        num_tokens += len(delta.tokens)
-                        if admitted.streams:
-                            yield chunk_reply(generation, delta, num_tokens)
-                yield self._complete(generation)
-        finally:
-            same_id.discard(generation)
-            if not same_id:
-                self._running.pop(admitted.request_id, None)
-
-    def _complete(self, generation: Generation) -> shoal_pb2.GenerateResponse:
-        reply = complete_reply(generation, self._services.model.config.shape, self._dtype, self._clock())
-        complete, policy = reply.complete, generation.admitted.policy
-        instruments.PAYLOAD_BYTES.labels(policy).inc(complete.transfer.payload_bytes)
-        instruments.FULL_DEPTH_BYTES.labels(policy).inc(complete.transfer.full_depth_bytes)
-        if complete.completion_tokens > 1:
-            instruments.TPOT.labels(policy).observe(complete.timings.tpot_ms / 1e3)
-        return reply
+        async with aclosing(self._service.generate(request, self._time_left_s(context))) as replies:
+            async for reply in replies:
+                yield reply
 
     async def Abort(self, request: shoal_pb2.AbortRequest, context: "Context[Any, Any]") -> shoal_pb2.AbortResponse:
-        generations = [g for request_id in set(request.request_ids) for g in self._running.get(request_id, ())]
-        for generation in generations:
-            generation.abort()
-        return shoal_pb2.AbortResponse(num_aborted=len(generations))
+        return shoal_pb2.AbortResponse(num_aborted=self._service.abort(request.request_ids))
 
     async def GetModelInfo(
         self, request: shoal_pb2.GetModelInfoRequest, context: "Context[Any, Any]"
     ) -> shoal_pb2.GetModelInfoResponse:
-        model, limits = self._services.model, self._services.admission.limits
-        return shoal_pb2.GetModelInfoResponse(
-            model_path=str(model.path),
-            served_model_name=model.name,
-            model_type=model.config.architecture,
-            max_context_length=limits.max_context,
-            vocab_size=limits.vocab_size,
-            num_layers=limits.num_layers,
-            eos_token_ids=model.config.eos_token_ids,
-            bos_token_id=model.config.bos_token_id,
-            allowed_visibilities=[str(policy) for policy in limits.policies],
-            max_boundary_tokens=limits.max_boundary_tokens,
-            revision=model.revision,
-            dtype=self._dtype,
-            license=model.license,
-        )
+        return self._service.model_info()
 
     async def GetServerInfo(
         self, request: shoal_pb2.GetServerInfoRequest, context: "Context[Any, Any]"
     ) -> shoal_pb2.GetServerInfoResponse:
-        return shoal_pb2.GetServerInfoResponse(
-            version=shoal.__version__,
-            uptime_seconds=self._clock() - self._started,
-            active_requests=sum(len(generations) for generations in self._running.values()),
-            workers=[
-                shoal_pb2.WorkerInfo(worker_id=w.worker_id, pool=w.pool, address=w.address, state=w.state, epoch=w.epoch)
-                for w in self._services.registry.workers
-            ],
-        )
+        return self._service.server_info()
 
     async def GetLoads(self, request: shoal_pb2.GetLoadsRequest, context: "Context[Any, Any]") -> shoal_pb2.GetLoadsResponse:
-        return shoal_pb2.GetLoadsResponse(loads=await self._services.registry.reports())
+        return await self._service.loads()
 
-    @property
-    def _dtype(self) -> DType:
-        """What the decode workers compute in; float32 until one is known."""
-        decoders = self._services.registry.pool(DECODE)
-        return decoders[0].fingerprint.dtype if decoders else DType.FLOAT32
+    def _time_left_s(self, context: "Context[Any, Any]") -> float:
+        return time_remaining_s(context, self._service.parts.config.max_request_s)

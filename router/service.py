@@ -1,0 +1,154 @@
+"""What this router can be asked, in the public messages, whatever door the question came through. Knows no transport.
+
+Every door translates, calls one of these, and translates back: gRPC in servicer.py, HTTP in http/.
+"""
+
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import shoal
+from shoal.config.router import RouterConfig
+from shoal.errors import ShoalError
+from shoal.model_files import ModelFiles, Tokenizer
+from shoal.pb.v1 import shoal_pb2
+from shoal.router import instruments
+from shoal.router.admission import Admission, Admitted
+from shoal.router.dispatch import Dispatcher
+from shoal.router.generation import Generation
+from shoal.router.registry import Registry
+from shoal.router.replies import chunk_reply, complete_reply
+from shoal.router.worker import DECODE
+from shoal.rpc import to_status
+from shoal.types import DType
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the service is made of."""
+
+    config: RouterConfig
+    model: ModelFiles
+    tokenizer: Tokenizer
+    admission: Admission
+    dispatcher: Dispatcher
+    registry: Registry
+
+
+class RouterService:
+    """One per router. Running requests are held by the client's id, which need not be unique. Raises shoal.errors."""
+
+    def __init__(self, parts: Parts, clock: Callable[[], float]) -> None:
+        self.parts = parts
+        self._clock = clock
+        self._started = clock()
+        self._running: dict[str, set[Generation]] = defaultdict(set)
+
+    async def generate(
+        self, request: shoal_pb2.GenerateRequest, time_left_s: float
+    ) -> AsyncGenerator[shoal_pb2.GenerateResponse, None]:
+        """Deltas when the request streams, then the complete answer. Closing the generator ends both legs."""
+        arrived = self._clock()
+        policy, outcome = "none", "cancelled"
+        try:
+            admitted = await self.parts.admission.admit(request, arrived + time_left_s)
+            policy = admitted.policy
+            async with aclosing(self._run(admitted, arrived)) as replies:
+                async for reply in replies:
+                    if reply.HasField("complete"):
+                        outcome = reply.complete.finish_reason
+                    yield reply
+        except ShoalError as error:
+            outcome = to_status(error).name.lower()
+            raise
+        except Exception:
+            outcome = "internal"
+            raise
+        finally:
+            instruments.REQUESTS.labels(outcome, policy).inc()
+
+    async def _run(self, admitted: Admitted, arrived: float) -> AsyncGenerator[shoal_pb2.GenerateResponse, None]:
+        parts, config = self.parts, self.parts.config
+        generation = Generation(
+            admitted,
+            parts.dispatcher.start(admitted.dispatch),
+            parts.tokenizer.decode,
+            arrived=arrived,
+            flush_s=config.flush_s,
+            flush_tokens=config.flush_tokens,
+            max_queued_tokens=config.max_queued_tokens,
+        )
+        instruments.PROMPT_TOKENS.inc(len(admitted.dispatch.prompt_ids))
+        same_id = self._running[admitted.request_id]
+        same_id.add(generation)
+        try:
+            with instruments.ACTIVE.track_inprogress():
+                num_tokens = 0
+                async with aclosing(generation.deltas()) as deltas:
+                    async for delta in deltas:
+                        num_tokens += len(delta.tokens)
+                        if admitted.streams:
+                            yield chunk_reply(generation, delta, num_tokens)
+                yield self._complete(generation)
+        finally:
+            same_id.discard(generation)
+            if not same_id:
+                self._running.pop(admitted.request_id, None)
+
+    def _complete(self, generation: Generation) -> shoal_pb2.GenerateResponse:
+        reply = complete_reply(generation, self.parts.model.config.shape, self._dtype, self._clock())
+        complete, policy = reply.complete, generation.admitted.policy
+        instruments.PAYLOAD_BYTES.labels(policy).inc(complete.transfer.payload_bytes)
+        instruments.FULL_DEPTH_BYTES.labels(policy).inc(complete.transfer.full_depth_bytes)
+        if complete.completion_tokens > 1:
+            instruments.TPOT.labels(policy).observe(complete.timings.tpot_ms / 1e3)
+        return reply
+
+    def abort(self, request_ids: Iterable[str]) -> int:
+        """End every running request with one of these ids, with what it has; returns how many there were."""
+        generations = [g for request_id in set(request_ids) for g in self._running.get(request_id, ())]
+        for generation in generations:
+            generation.abort()
+        return len(generations)
+
+    def model_info(self) -> shoal_pb2.GetModelInfoResponse:
+        """The served model, and what requests may ask for."""
+        model, limits = self.parts.model, self.parts.admission.limits
+        return shoal_pb2.GetModelInfoResponse(
+            model_path=str(model.path),
+            served_model_name=model.name,
+            model_type=model.config.architecture,
+            max_context_length=limits.max_context,
+            vocab_size=limits.vocab_size,
+            num_layers=limits.num_layers,
+            eos_token_ids=model.config.eos_token_ids,
+            bos_token_id=model.config.bos_token_id,
+            allowed_visibilities=[str(policy) for policy in limits.policies],
+            max_boundary_tokens=limits.max_boundary_tokens,
+            revision=model.revision,
+            dtype=self._dtype,
+            license=model.license,
+        )
+
+    def server_info(self) -> shoal_pb2.GetServerInfoResponse:
+        """Version, uptime, running requests and the workers this router knows."""
+        return shoal_pb2.GetServerInfoResponse(
+            version=shoal.__version__,
+            uptime_seconds=self._clock() - self._started,
+            active_requests=sum(len(generations) for generations in self._running.values()),
+            workers=[
+                shoal_pb2.WorkerInfo(worker_id=w.worker_id, pool=w.pool, address=w.address, state=w.state, epoch=w.epoch)
+                for w in self.parts.registry.workers
+            ],
+        )
+
+    async def loads(self) -> shoal_pb2.GetLoadsResponse:
+        """What every worker that answers holds now."""
+        return shoal_pb2.GetLoadsResponse(loads=await self.parts.registry.reports())
+
+    @property
+    def _dtype(self) -> DType:
+        """What the decode workers compute in; float32 until one is known."""
+        decoders = self.parts.registry.pool(DECODE)
+        return decoders[0].fingerprint.dtype if decoders else DType.FLOAT32
