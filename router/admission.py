@@ -10,10 +10,11 @@ from shoal.errors import InvalidConfig, InvalidRequest
 from shoal.pb.v1 import shoal_pb2
 from shoal.router.attempt import DispatchRequest
 from shoal.router.text import Prompt, PromptEncoder
+from shoal.router.tools import Tools, read_messages, read_tools
 from shoal.router.validation import (
     SEED_BITS,
     RequestLimits,
-    check_messages,
+    check_model,
     check_prompt_length,
     check_request_id,
     check_sampling,
@@ -62,10 +63,14 @@ class Admission:
     async def admit(self, request: shoal_pb2.GenerateRequest, deadline: float) -> Admitted:
         """Check and translate; what needs no tokenising first."""
         check_request_id(request.request_id)
+        check_model(request.model, self.limits.model)
         wanted = check_visibility(request.visibility if request.HasField("visibility") else None, self.limits)
-        prompt = await self._prompt(request)
+        tools = read_tools(request.chat.tools_json, request.chat.tool_choice_json)
+        prompt = await self._prompt(request, tools)
         check_prompt_length(len(prompt.token_ids), self.limits.max_context)
-        sampling = check_sampling(request.sampling_params, self.limits, len(prompt.token_ids), secrets.randbits(SEED_BITS))
+        sampling = check_sampling(
+            _with_forced_call(request, tools), self.limits, len(prompt.token_ids), secrets.randbits(SEED_BITS)
+        )
         boundary = prompt.boundary_tokens if wanted.kind is VisibilityKind.SPEED else 1
         dispatch = DispatchRequest(
             request_id=request.request_id or uuid.uuid4().hex,
@@ -76,7 +81,7 @@ class Admission:
         )
         return Admitted(dispatch, request.stream)
 
-    async def _prompt(self, request: shoal_pb2.GenerateRequest) -> Prompt:
+    async def _prompt(self, request: shoal_pb2.GenerateRequest, tools: Tools | None) -> Prompt:
         match request.WhichOneof("input"):
             case "text":
                 check_text(request.text)
@@ -85,12 +90,13 @@ class Admission:
                     return self._encoder.encode_text(request.text)
                 return await asyncio.to_thread(self._encoder.encode_text, request.text)
             case "chat":
-                messages = check_messages(request.chat)
-                num_characters = sum(len(message["content"]) for message in messages)
+                messages, offered = read_messages(request.chat), tools.offered if tools is not None else ()
+                num_characters = sum(len(m.content) + len(m.tool_calls_json) for m in request.chat.messages)
+                num_characters += len(request.chat.tools_json) if offered else 0
                 self._check_characters(num_characters)
                 if num_characters <= _INLINE_CHARACTERS:
-                    return self._encoder.encode_chat(messages)
-                return await asyncio.to_thread(self._encoder.encode_chat, messages)
+                    return self._encoder.encode_chat(messages, offered)
+                return await asyncio.to_thread(self._encoder.encode_chat, messages, offered)
             case "tokenized":
                 token_ids = request.tokenized.input_ids
                 check_prompt_length(len(token_ids), self.limits.max_context)
@@ -101,3 +107,16 @@ class Admission:
     def _check_characters(self, num_characters: int) -> None:
         """Refuse by length alone what no tokenisation could fit into the context."""
         check_prompt_length(max(1, num_characters // _MAX_CHARACTERS_PER_TOKEN), self.limits.max_context, at_least=True)
+
+
+def _with_forced_call(request: shoal_pb2.GenerateRequest, tools: Tools | None) -> shoal_pb2.SamplingParams:
+    """The sampling parameters, held to the calls that `tool_choice` demands. Raises InvalidRequest for two constraints."""
+    schema = tools.call_schema() if tools is not None else None
+    if schema is None:
+        return request.sampling_params
+    if (constraint := request.sampling_params.WhichOneof("constraint")) is not None:
+        raise InvalidRequest(f"tool_choice demands a call and {constraint} another form of answer; give one of them")
+    sampling = shoal_pb2.SamplingParams()
+    sampling.CopyFrom(request.sampling_params)
+    sampling.json_schema = schema
+    return sampling

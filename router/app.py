@@ -43,6 +43,7 @@ class Router:
             eos_token_ids=model.config.eos_token_ids,
             visibilities=config.visibilities,
             max_boundary_tokens=config.max_boundary_tokens,
+            model=model.name,
         )
         self._changed = asyncio.Event()
         self.registry = Registry(revision=model.revision, on_change=self._changed.set)

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, meta
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from shoal.errors import InvalidConfig, InvalidRequest, Unsupported
 from shoal.model_files import Tokenizer
+from shoal.router.tools import with_tools_described
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +35,27 @@ class ChatTemplate:
         self._variables = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
         try:
             self._template = environment.from_string(source)
+            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
         except TemplateError as error:
             raise InvalidConfig(f"the model's chat template cannot be read: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
-        """The prompt's text. Raises InvalidRequest with the template's own words when it refuses the messages."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt's text. A template that takes no tools finds them described in a system message.
+
+        Raises InvalidRequest with the template's own words when it refuses the messages.
+        """
+        if not self.takes_tools:
+            messages, tools = with_tools_described(messages, tools), ()
         try:
-            return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt, **self._variables)
+            return self._template.render(
+                messages=messages, tools=tools or None, add_generation_prompt=add_generation_prompt, **self._variables
+            )
         except TemplateError as error:
             raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
 
@@ -67,13 +82,13 @@ class PromptEncoder:
         """Ids of plain text, with the special tokens that the tokenizer itself puts around a sequence."""
         return Prompt(tuple(self._tokenizer.encode(text, add_special_tokens=True)))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
         """Ids of a conversation up to the assistant's turn. Raises Unsupported when the model has no chat template."""
         if self._template is None:
             raise Unsupported("this model has no chat template; send `text` or token ids instead of chat messages")
-        text = self._template.render(messages)
+        text = self._template.render(messages, tools=tools)
         ids = self._tokenizer.encode(text, add_special_tokens=False)
-        history = self._template.render(messages, add_generation_prompt=False)
+        history = self._template.render(messages, tools=tools, add_generation_prompt=False)
         return Prompt(tuple(ids), self._num_generation_tokens(text, ids, history))
 
     def _num_generation_tokens(self, text: str, ids: Sequence[int], history: str) -> int:

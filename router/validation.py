@@ -1,15 +1,14 @@
 """Refuses what can never succeed, before any work, in words that say what to change. Knows limits; knows no tokenizer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.errors import InvalidConfig, InvalidRequest
+from shoal.errors import InvalidConfig, InvalidRequest, NotFound
 from shoal.pb.v1 import shoal_pb2
 from shoal.types import SamplingParams
 from shoal.visibility import Visibility
 
-ROLES: Final = ("system", "user", "assistant")
 MAX_STOP_STRINGS: Final = 64
 MAX_STOP_CHARACTERS: Final = 1024  # of one stop string
 MAX_REQUEST_ID_CHARACTERS: Final = 256
@@ -26,6 +25,7 @@ class RequestLimits:
     eos_token_ids: tuple[int, ...]
     visibilities: tuple[Visibility, ...]
     max_boundary_tokens: int
+    model: str = ""  # the served name
 
     def __post_init__(self) -> None:
         """Raises InvalidConfig when an operator's visibility does not fit the model."""
@@ -49,22 +49,16 @@ def check_request_id(request_id: str) -> None:
         raise InvalidRequest(f"request_id has {len(request_id)} characters; use at most {MAX_REQUEST_ID_CHARACTERS}")
 
 
+def check_model(model: str, served: str) -> None:
+    """Raises NotFound when the request names another model than the one served; an empty name means that one."""
+    if model not in ("", served):
+        raise NotFound(f"model {model!r} is not served here; the model is {served!r}")
+
+
 def check_text(text: str) -> None:
     """Raises InvalidRequest when there is nothing to answer."""
     if not text:
         raise InvalidRequest("the prompt is empty; send some text")
-
-
-def check_messages(chat: shoal_pb2.ChatInput) -> Sequence[Mapping[str, str]]:
-    """The messages as a template takes them. Raises InvalidRequest that names the message."""
-    if not chat.messages:
-        raise InvalidRequest("the prompt is empty; send at least one chat message")
-    for index, message in enumerate(chat.messages):
-        if message.role not in ROLES:
-            raise InvalidRequest(f"chat message {index} has role {message.role!r}; use one of {', '.join(ROLES)}")
-        if not message.content and message.role == "user":
-            raise InvalidRequest(f"chat message {index} is empty; give it content or leave it out")
-    return [{"role": message.role, "content": message.content} for message in chat.messages]
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, what: str = "input_ids") -> None:

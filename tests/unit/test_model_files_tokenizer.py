@@ -221,3 +221,12 @@ def test_a_missing_or_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(InvalidConfig, match=r"has no tokenizer\.json"):
         load_tokenizer(model)
+
+
+def test_the_bytes_of_tokens_join_to_the_text() -> None:
+    tokenizer = load_tokenizer(open_model("smollm2-135m"))
+    text = "Zürich 日本語 👩‍👩‍👧 café\n\t 12"
+    ids = tokenizer.encode(text)
+    assert b"".join(tokenizer.token_bytes(i) for i in ids).decode() == text
+    assert any(len(tokenizer.token_bytes(i)) and "\ufffd" in tokenizer.decode([i]) for i in ids)  # halves of characters too
+    assert tokenizer.token_bytes(2) == b"<|im_end|>" and tokenizer.token_bytes(10**6) == b""
