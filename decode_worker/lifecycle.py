@@ -14,7 +14,8 @@ from shoal.decode_worker.request import DecodeRequest, RequestState
 from shoal.decode_worker.reservations import Reservations
 from shoal.decode_worker.spec import DecodeSpec
 from shoal.decode_worker.step_loop import DecodeStepLoop
-from shoal.errors import Cancelled, DeadlineExceeded, InternalError, ShoalError
+from shoal.engine.sampling import ConstraintMaker
+from shoal.errors import Cancelled, DeadlineExceeded, InternalError, ShoalError, Unsupported
 from shoal.placement.plan import Entry, EntryKind
 
 _log = logging.getLogger(__name__)
@@ -23,10 +24,18 @@ _log = logging.getLogger(__name__)
 class RequestRunner:
     """Starts, watches and ends requests. Belongs to the event loop."""
 
-    def __init__(self, config: WorkerConfig, reservations: Reservations, steps: DecodeStepLoop) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        reservations: Reservations,
+        steps: DecodeStepLoop,
+        *,
+        make_constraint: ConstraintMaker | None = None,
+    ) -> None:
         self._config = config
         self._reservations = reservations
         self._steps = steps
+        self._make_constraint = make_constraint
         self._tasks: dict[DecodeRequest, asyncio.Task[None]] = {}
 
     @property
@@ -35,12 +44,23 @@ class RequestRunner:
         return list(self._tasks)
 
     def submit(self, spec: DecodeSpec, deadline_s: float) -> DecodeRequest:
-        """Take a request in; it may last until its deadline, waiting for blocks included."""
+        """Take a request in; it may last until its deadline, waiting for blocks included.
+
+        Raises Unsupported for a constraint where none can be made.
+        """
+        if self._make_constraint is None and spec.children[0].sampling.constraint is not None:
+            raise Unsupported("this decode worker cannot constrain answers; leave the constraint out")
         request = DecodeRequest(spec)
         task = asyncio.create_task(self._live(request, deadline_s), name=f"decode-{spec.attempt_id}")
         self._tasks[request] = task
         task.add_done_callback(lambda _: self._tasks.pop(request))
         return request
+
+    def end_children(self, attempt_id: str, indexes: frozenset[int]) -> None:
+        """End some children of a request; with the last one it ends. Harmless for what is not here."""
+        for request in self.requests:
+            if request.spec.attempt_id == attempt_id and not request.ended.done():
+                self._steps.end_children(request, indexes)
 
     async def drain(self, grace_s: float) -> None:
         """Let requests finish for so long, then end the rest. Returns when all has been given back."""
@@ -84,6 +104,9 @@ class RequestRunner:
             request.reservation = reservation
             request.move(RequestState.RESERVED)
             request.reserved.set_result(reservation)
+            if self._make_constraint is not None and request.spec.children[0].sampling.constraint is not None:
+                for child in request.children:
+                    await asyncio.to_thread(child.constrain, self._make_constraint)
             if reservation.incoming is not None:
                 report = await reservation.incoming.wait()
                 request.received_bytes = report.payload_bytes

@@ -7,6 +7,7 @@ read; it is bounded by the request's own max_tokens, so one request can neither 
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from shoal.errors import ShoalError
 from shoal.types import FinishReason, TokenLogprobs
@@ -14,31 +15,43 @@ from shoal.types import FinishReason, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class OutputToken:
-    """One sampled token."""
+    """One sampled token, or one scored."""
 
     token_id: int
     logprobs: TokenLogprobs | None
+    index: int = 0  # of the child
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of the prompt's tokens after the first. Comes once, before any token."""
+
+    logprobs: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How generation ended, when it did not fail."""
+    """How a child's generation ended, when it did not fail. The request's own end is that of its last child."""
 
     reason: FinishReason
     matched_token_id: int | None = None
+    index: int = 0
+
+
+Output: TypeAlias = OutputToken | PromptLogprobs | Finish
 
 
 class OutputStream:
     """Written by the event loop that runs the request, read once by its caller."""
 
     def __init__(self) -> None:
-        self._tokens: list[OutputToken] = []
+        self._outputs: list[Output] = []
         self._end: Finish | ShoalError | None = None
         self._news = asyncio.Event()
 
-    def put(self, token: OutputToken) -> None:
-        """Add a token."""
-        self._tokens.append(token)
+    def put(self, output: Output) -> None:
+        """Add a token, or the end of a child that is not the last one."""
+        self._outputs.append(output)
         self._news.set()
 
     def end(self, end: Finish | ShoalError) -> None:
@@ -48,18 +61,18 @@ class OutputStream:
 
     @property
     def finish(self) -> Finish | None:
-        """How generation ended, once it has."""
+        """How the last child's generation ended, once it has."""
         return self._end if isinstance(self._end, Finish) else None
 
-    async def batches(self) -> AsyncIterator[list[OutputToken]]:
-        """Tokens in order, as many at a time as have gathered. Ends with the request; raises the error it failed with."""
+    async def batches(self) -> AsyncIterator[list[Output]]:
+        """What there is in order, as much at a time as has gathered. Ends with the request; raises the error it failed with."""
         while True:
             await self._news.wait()
             self._news.clear()
-            tokens, self._tokens = self._tokens, []
-            if tokens:
-                yield tokens
-            if self._end is not None and not self._tokens:
+            outputs, self._outputs = self._outputs, []
+            if outputs:
+                yield outputs
+            if self._end is not None and not self._outputs:
                 break
         if isinstance(self._end, ShoalError):
             raise self._end

@@ -13,10 +13,13 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 
+from shoal.decode_worker.child import Child
 from shoal.decode_worker.output import Finish, OutputStream
 from shoal.decode_worker.reservations import Reservation
 from shoal.decode_worker.spec import DecodeSpec
+from shoal.engine.sampling import TokenCounts
 from shoal.errors import InternalError, ShoalError
+from shoal.types import TokenLogprobs
 
 
 class RequestState(StrEnum):
@@ -51,8 +54,9 @@ class DecodeRequest:
 
     def __init__(self, spec: DecodeSpec, clock: Callable[[], float] = time.monotonic) -> None:
         self.spec = spec
-        self.token_ids = [*spec.prompt_ids, *spec.replay_ids]  # then the sampled ones
-        self.num_sampled = 0
+        self.children = _children(spec)
+        self.has_forked = len(self.children) == 1  # whether each child has tokens of its own to run
+        self.scores: list[TokenLogprobs] = []  # of given tokens, in order
         self.output = OutputStream()
         self.reservation: Reservation | None = None
         self.received_bytes = 0  # payload, counted at the channel
@@ -76,12 +80,26 @@ class DecodeRequest:
         if not self.ended.done():
             self.ended.set_result(end)
 
-    def sampled(self, token_id: int) -> None:
-        """Account one sampled token."""
-        self.token_ids.append(token_id)
-        self.num_sampled += 1
+    def noted_token(self) -> None:
+        """A token has been sampled or scored: note when the first one was."""
         if self.first_token_at is None:
             self.first_token_at = self._clock()
+
+    def token_ids(self, child: Child, start: int, stop: int) -> tuple[int, ...]:
+        """Tokens at positions start … stop − 1 of one child's sequence."""
+        num_prompt = self.spec.num_prompt_tokens
+        answer = self.spec.continuation_ids or child.answer_ids
+        return (*self.spec.prompt_ids[start:stop], *answer[max(0, start - num_prompt) : max(0, stop - num_prompt)])
+
+    def num_known_tokens(self, child: Child) -> int:
+        """Tokens of a child's sequence that can be run; the last of a continuation is only scored."""
+        if self.spec.is_score:
+            return self.spec.num_prompt_tokens + len(self.spec.continuation_ids) - 1
+        return child.num_known_tokens if self.has_forked else self.spec.num_prompt_tokens
+
+    @property
+    def live_children(self) -> list[Child]:
+        return [child for child in self.children if child.finish is None]
 
     @property
     def is_receiving(self) -> bool:
@@ -92,12 +110,22 @@ class DecodeRequest:
     def num_outstanding_token_layers(self) -> int:
         """Decode tokens still to be run × layers, with every token it may yet sample (placement's measure of work)."""
         layout = self.spec.layout
-        num_to_run = self.spec.sampling.max_tokens - self.num_sampled
-        if self.num_sampled == 0:
-            num_to_run += len(self.spec.replay_ids) + layout.split.num_prompt_tokens - layout.split.num_prefill_tokens - 1
-        return max(0, num_to_run) * layout.num_layers
+        num_to_run = sum(child.num_tokens_to_run for child in self.children)
+        if self.spec.is_score:
+            num_to_run = max(0, len(self.spec.continuation_ids) - 1 - len(self.scores))
+        if self.first_token_at is None:
+            num_to_run += layout.split.num_prompt_tokens - layout.split.num_prefill_tokens
+        return num_to_run * layout.num_layers
 
     def ms_since_reserved(self, moment: float | None) -> float:
         """Milliseconds from the reservation to a moment; 0 when either has not come."""
         reserved = self.times.get(RequestState.RESERVED)
         return 0.0 if moment is None or reserved is None else (moment - reserved) * 1e3
+
+
+def _children(spec: DecodeSpec) -> list[Child]:
+    """Each with counts of its own where penalties need them; the prompt is counted once."""
+    prompt = TokenCounts(spec.prompt_ids) if any(child.sampling.has_penalties for child in spec.children) else None
+    counts = [None if prompt is None else prompt.copy() for _ in spec.children]
+    num_tokens = spec.num_prompt_tokens
+    return [Child(child, spec.attempt_id, num_tokens, own) for child, own in zip(spec.children, counts, strict=True)]

@@ -26,9 +26,14 @@ class Reservation:
 
     plan: TransferPlan
     holding: Holding
-    kv: RequestKv
+    answers: tuple[RequestKv, ...]  # one for each child; the first runs the prompt, the others share its whole blocks
     states: StateStore | None
     incoming: IncomingTransfer | None
+
+    @property
+    def kv(self) -> RequestKv:
+        """Where the prompt is."""
+        return self.answers[0]
 
 
 class Reservations:
@@ -50,26 +55,28 @@ class Reservations:
         a transfer thread.
         """
         plan, visibility = self._plan(spec), spec.layout.visibility
+        first, *further = spec.num_answer_tokens
         size = decode_reservation(
             self._resident.shape,
             self._config.dtype,
             self._config.block_size,
             visibility,
             spec.num_prompt_tokens,
-            spec.sampling.max_tokens,
-            num_replay_tokens=len(spec.replay_ids),
+            first,
+            further_answers=further,
         )
         self._check_fits(spec, size)
         kept = state_range(plan)
         shape, pool = self._resident.shape, self._resident.pool
         num_blocks = num_state_blocks(len(kept), shape.hidden_size, pool.data[0].numel())
-        holding = await self.holdings.reserve(spec.layout, HoldingSize(size.num_lower_slots, size.num_upper_slots, num_blocks))
+        needed = HoldingSize(size.num_lower_slots, size.num_upper_slots, num_blocks, size.forks)
+        holding = await self.holdings.reserve(spec.layout, needed)
         try:
-            kv = RequestKv.of(holding.tables)
+            answers = tuple(RequestKv.of(tables) for tables in holding.answers)
             states = StateStore(pool, holding.state_blocks, kept, shape.hidden_size) if kept else None
-            sink = DecodeSink(pool, kv, states, arrived)
+            sink = DecodeSink(pool, answers[0], states, arrived)
             incoming = self._transfers.expect(spec.attempt_id, self._handle(spec, plan), plan, sink) if plan.entries else None
-            return Reservation(plan, holding, kv, states, incoming)
+            return Reservation(plan, holding, answers, states, incoming)
         except ShoalError:
             self.holdings.release(holding)
             raise
@@ -77,6 +84,10 @@ class Reservations:
     def release_states(self, reservation: Reservation) -> None:
         """The deep states have been run or projected: their blocks may serve others."""
         self.holdings.release_states(reservation.holding)
+
+    def release_answer(self, reservation: Reservation, at: int) -> None:
+        """One child has ended and others go on: give its own blocks back. No step may be using them."""
+        self.holdings.release_answer(reservation.holding, at)
 
     def drop(self, reservation: Reservation, reason: str) -> None:
         """Give everything back at once; no step may be using it. What is still on the wire goes to quarantined staging."""
@@ -94,9 +105,10 @@ class Reservations:
                 spec.layout.visibility,
                 spec.num_prompt_tokens,
                 num_blocks,
-                num_replay_tokens=len(spec.replay_ids),
+                num_replay_tokens=max(len(child.replay_ids) for child in spec.children),
+                num_answers=len(spec.children),
             )
-            check_fits_ever(size, num_blocks, max_tokens_that_fit=advice)
+            check_fits_ever(size, num_blocks, max_tokens_that_fit=None if spec.is_score else advice)
 
     def _plan(self, spec: DecodeSpec) -> TransferPlan:
         return make_plan(

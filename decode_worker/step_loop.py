@@ -1,82 +1,55 @@
-"""Deep decode: the continuous batch of a decode worker. Knows requests, segments and sampling; knows no transport.
+"""Deep decode: the continuous batch of a decode worker. Knows requests and their children; knows no transport and no tensors.
 
-A step runs, for any mix of visibilities: late projections of what has arrived, anchors of requests that begin, and decode tokens
-(boundary, replayed, generated). A layer's KV is written for all of them before any of them attends, so a request may begin in
-the step that completes what it looks at.
+A request enters with one cursor, that of its first child. Where it has several, that cursor runs the prompt's decode tokens; then
+the others join, each with its own tables, and from there on every child is a sequence like any other.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
-
-import torch
 
 from shoal.config.worker import WorkerConfig
 from shoal.decode_worker import metrics
-from shoal.decode_worker.output import Finish, OutputToken
+from shoal.decode_worker.child import Child
+from shoal.decode_worker.output import Finish, OutputToken, PromptLogprobs
 from shoal.decode_worker.request import DecodeRequest, RequestState
-from shoal.decode_worker.reservations import Reservation
+from shoal.decode_worker.reservations import Reservation, Reservations
+from shoal.decode_worker.step import DecodeStep, Projection, Row, StepResult, run_step
 from shoal.engine.resident import Resident
-from shoal.engine.sampler import Sampled, SampleRow, sample
-from shoal.engine.segment import LogitRows, Segment, anchor_segment, decode_segment, late_projection_segment
+from shoal.engine.sampling import Sampled
 from shoal.engine.step_loop import StepLoop
 from shoal.errors import InternalError
 from shoal.placement.batching import Batcher, Chunk, TokenCursor
-from shoal.types import FinishReason
-from shoal.visibility import VisibilityKind
+from shoal.types import FinishReason, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
-class Projection:
-    """Prefill tokens whose shipped states become upper KV (late `pop`)."""
+class _Sequence:
+    """Whose cursor a key is."""
 
     request: DecodeRequest
     reservation: Reservation
-    positions: range
+    at: int  # place in request.children
 
     @property
-    def key(self) -> str:
-        return self.request.spec.attempt_id
+    def child(self) -> Child:
+        return self.request.children[self.at]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One request's decode tokens of a step, with its anchors when it begins."""
-
-    request: DecodeRequest
-    reservation: Reservation
-    chunk: Chunk
-    begins: bool
-    samples: bool
-
-    @property
-    def anchors(self) -> range:
-        """Anchors to run through the upper layers in this step."""
-        layout = self.reservation.kv.layout
-        is_speed = layout.visibility.kind is VisibilityKind.SPEED
-        return range(layout.split.num_anchor_tokens if self.begins and is_speed and layout.upper_layers else 0)
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeStep:
-    """What one step runs."""
-
-    rows: tuple[Row, ...]
-    projections: tuple[Projection, ...]
-
-
-class DecodeStepLoop(StepLoop[DecodeStep, list[Sampled]]):
+class DecodeStepLoop(StepLoop[DecodeStep, StepResult]):
     """`project` and `add` bring work, `remove` takes a request out; a request that has all its tokens reports by `ended`."""
 
-    def __init__(self, resident: Resident, config: WorkerConfig, *, release_states: Callable[[Reservation], None]) -> None:
+    def __init__(self, resident: Resident, config: WorkerConfig, reservations: Reservations) -> None:
         super().__init__("decode-step", config.num_threads)
         self._resident = resident
         self._config = config
-        self._release_states = release_states
+        self._reservations = reservations
         self._batcher = Batcher()
         self._requests: dict[str, tuple[DecodeRequest, Reservation]] = {}
+        self._sequences: dict[str, _Sequence] = {}  # by child
         self._beginning: dict[str, TokenCursor] = {}  # ready, and not in the batch while projections are due
         self._projections: deque[Projection] = deque()
+        self._ended_in_step: list[_Sequence] = []  # children whose blocks a running step may still touch
 
     @property
     def num_running(self) -> int:
@@ -89,13 +62,21 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Sampled]]):
 
     def add(self, request: DecodeRequest, reservation: Reservation) -> None:
         """The request has all the KV it needs: P prefill tokens are done, the rest it runs here."""
-        spec, key = request.spec, request.spec.attempt_id
+        key, first = request.spec.attempt_id, request.children[0]
         if request.ended.done():
             return
         self._requests[key] = (request, reservation)
-        num_done = spec.layout.split.num_prefill_tokens
-        self._beginning[key] = TokenCursor(key, 0, num_known=len(request.token_ids), num_computed=num_done)
+        self._sequences[first.key] = _Sequence(request, reservation, 0)
+        num_done = request.spec.layout.split.num_prefill_tokens
+        num_known = request.num_known_tokens(first)
+        self._beginning[key] = TokenCursor(first.key, 0, num_known=num_known, num_computed=num_done)
         self.wake()
+
+    def end_children(self, request: DecodeRequest, indexes: Collection[int]) -> None:
+        """These children need no more tokens; with the last one the request ends."""
+        for at, child in enumerate(request.children):
+            if child.index in indexes and child.finish is None:
+                self._finish(request, at, Finish(FinishReason.ABORT, index=child.index))
 
     async def remove(self, key: str) -> None:
         """Take a request out and return once no step touches its blocks. Harmless when it is not here."""
@@ -113,38 +94,27 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Sampled]]):
         return DecodeStep(rows, projections) if rows or projections else None
 
     def keys(self, step: DecodeStep) -> Collection[str]:
-        return {row.chunk.key for row in step.rows} | {projection.key for projection in step.projections}
+        return {row.request.spec.attempt_id for row in step.rows} | {projection.key for projection in step.projections}
 
-    def execute(self, step: DecodeStep) -> list[Sampled]:
-        segments: list[Segment] = []
-        for projection in step.projections:
-            states = _states(projection.reservation, projection.positions)
-            segments.append(late_projection_segment(projection.reservation.kv, states, projection.positions))
-        for row in step.rows:
-            if row.anchors:
-                segments.append(anchor_segment(row.reservation.kv, _states(row.reservation, row.anchors), row.anchors))
-            positions = range(row.chunk.start, row.chunk.stop)
-            ids = row.request.token_ids[positions.start : positions.stop]
-            logits = LogitRows.LAST if row.samples else LogitRows.NONE
-            segments.append(decode_segment(row.reservation.kv, ids, positions, logits))
-        done = self._resident.decoder.forward(segments, self._resident.pool).run()
-        rows = [SampleRow(row.request.spec.sampling, 0, row.chunk.stop) for row in step.rows if row.samples]
-        return sample(done.logits, rows) if rows else []
+    def execute(self, step: DecodeStep) -> StepResult:
+        return run_step(step, self._resident)
 
-    def account(self, step: DecodeStep, result: list[Sampled], seconds: float) -> None:
+    def account(self, step: DecodeStep, result: StepResult, seconds: float) -> None:
         metrics.STEP_SECONDS.observe(seconds)
         metrics.STEP_REQUESTS.observe(len(self.keys(step)))
         metrics.DECODE_TOKENS.inc(sum(row.chunk.num_tokens for row in step.rows))
         metrics.PROJECTED_TOKENS.inc(sum(len(projection.positions) for projection in step.projections))
-        sampled = iter(result)
-        for row in step.rows:
+        for row, drawn, scores in zip(step.rows, result.drawn, result.scores, strict=True):
             self._batcher.complete(row.chunk)
-            if row.begins and row.chunk.key in self._requests:
-                self._release_states(row.reservation)  # anchors have run, projections were done before or with this step
-            if row.samples:
-                token = next(sampled)
-                if row.chunk.key in self._requests:
-                    self._take(row.request, token)
+            if row.request.spec.attempt_id not in self._requests:
+                continue
+            if row.begins:
+                self._reservations.release_states(row.reservation)  # anchors have run, projections before or with this step
+            self._take_scores(row, scores)
+            self._join(row)
+            for child, sampled in zip(row.draws, drawn, strict=True):
+                self._take(row.request, child, sampled)
+        self._release_ended()
         if self._config.check_blocks:
             self._resident.blocks.check()
 
@@ -152,6 +122,7 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Sampled]]):
         for request in [row.request for row in step.rows] + [projection.request for projection in step.projections]:
             self._forget(request.spec.attempt_id)
             request.end(InternalError("a step of the decode worker failed"))
+        self._release_ended()
 
     def _take_projections(self, num_tokens: int) -> tuple[Projection, ...]:
         """At most `num_tokens` tokens to project, in order of arrival."""
@@ -166,37 +137,98 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Sampled]]):
         return tuple(taken)
 
     def _row(self, chunk: Chunk) -> Row:
-        request, reservation = self._requests[chunk.key]
+        sequence = self._sequences[chunk.key]
+        request = sequence.request
         begins = request.state is RequestState.READY
         if begins:
             request.move(RequestState.RUNNING)
-        return Row(request, reservation, chunk, begins, samples=chunk.stop == len(request.token_ids))
+        draws: tuple[Child, ...] = ()
+        forks: tuple[int, ...] = ()
+        if chunk.stop == request.num_known_tokens(sequence.child) and not request.spec.is_score:
+            draws = (sequence.child,)
+            if not request.has_forked:
+                draws = tuple(child for child in request.live_children if not child.spec.replay_ids)
+                forks = tuple(at for at, child in enumerate(request.children) if at and child.finish is None)
+        return Row(request, sequence.reservation, sequence.at, chunk, begins, draws, forks)
 
-    def _take(self, request: DecodeRequest, sampled: Sampled) -> None:
+    def _take_scores(self, row: Row, scores: list[TokenLogprobs]) -> None:
+        """Account scores of given tokens, in chunks as they come: a continuation's are streamed, a prompt's gathered."""
+        request, spec = row.request, row.request.spec
+        if not scores:
+            return
+        request.scores += scores
+        if spec.is_score:
+            request.noted_token()
+            for token_id, logprobs in zip(row.scored_ids, scores, strict=True):
+                request.output.put(OutputToken(token_id, logprobs))
+            if len(request.scores) == len(spec.scored_tokens):
+                self._finish(request, 0, Finish(FinishReason.LENGTH))
+        elif len(request.scores) == len(spec.scored_tokens):
+            request.output.put(PromptLogprobs(tuple(request.scores)))
+
+    def _join(self, row: Row) -> None:
+        """The prompt of several children has been run: from here on each goes its own way, what it replays first."""
+        request = row.request
+        if request.has_forked or row.chunk.stop < request.spec.num_prompt_tokens:
+            return
+        request.has_forked = True
+        first = request.children[0]
+        self._batcher.extend(first.key, len(first.answer_ids))
+        for at, child in enumerate(request.children):
+            sequence = _Sequence(request, row.reservation, at)
+            if child.finish is not None:
+                self._leave(sequence)
+            elif at:
+                self._sequences[child.key] = sequence
+                self._batcher.add(TokenCursor(child.key, 0, child.num_known_tokens, request.spec.num_prompt_tokens))
+
+    def _take(self, request: DecodeRequest, child: Child, sampled: Sampled) -> None:
         """Account a sampled token: stream it, then go on or end."""
-        sampling, token_id = request.spec.sampling, sampled.token_id
-        request.sampled(token_id)
-        request.output.put(OutputToken(token_id, sampled.logprobs))
+        if child.finish is not None or request.ended.done():
+            return
+        sampling, token_id = child.spec.sampling, sampled.token_id
+        child.take(token_id)
+        request.noted_token()
+        request.output.put(OutputToken(token_id, sampled.logprobs, child.index))
         metrics.SAMPLED_TOKENS.inc()
         if token_id in sampling.stop_token_ids:
-            self._finish(request, Finish(FinishReason.STOP, token_id))
-        elif request.num_sampled >= sampling.max_tokens:
-            self._finish(request, Finish(FinishReason.LENGTH))
+            finish = Finish(FinishReason.STOP, token_id, child.index)
+        elif child.num_sampled >= sampling.max_tokens:
+            finish = Finish(FinishReason.LENGTH, index=child.index)
         else:
-            self._batcher.extend(request.spec.attempt_id)
+            self._batcher.extend(child.key)
+            return
+        self._finish(request, request.children.index(child), finish)
 
-    def _finish(self, request: DecodeRequest, finish: Finish) -> None:
-        self._forget(request.spec.attempt_id)
-        request.end(finish)
+    def _finish(self, request: DecodeRequest, at: int, finish: Finish) -> None:
+        """One child is over. Its blocks are free at once; those of the last one when the request has given everything back."""
+        request.children[at].finish = finish
+        key = request.spec.attempt_id
+        if not request.live_children:
+            self._forget(key)
+            request.end(finish)
+            return
+        request.output.put(finish)
+        if request.has_forked and key in self._requests:
+            self._leave(_Sequence(request, self._requests[key][1], at))
+
+    def _leave(self, sequence: _Sequence) -> None:
+        """Take one child out of the batch; its blocks follow when no step can touch them."""
+        self._sequences.pop(sequence.child.key, None)
+        self._batcher.remove(sequence.child.key)
+        self._ended_in_step.append(sequence)
+        if sequence.request.spec.attempt_id not in self._in_step:
+            self._release_ended()
+
+    def _release_ended(self) -> None:
+        ended, self._ended_in_step = self._ended_in_step, []
+        for sequence in ended:
+            self._reservations.release_answer(sequence.reservation, sequence.at)
 
     def _forget(self, key: str) -> None:
-        self._requests.pop(key, None)
         self._beginning.pop(key, None)
-        self._batcher.remove(key)
+        request, _ = self._requests.pop(key, (None, None))
+        for child in request.children if request is not None else ():
+            self._sequences.pop(child.key, None)
+            self._batcher.remove(child.key)
         self._projections = deque(due for due in self._projections if due.key != key)
-
-
-def _states(reservation: Reservation, positions: range) -> torch.Tensor:
-    if reservation.states is None:
-        raise InternalError(f"no deep states were kept for positions {positions}")
-    return reservation.states.read(positions.start, positions.stop)

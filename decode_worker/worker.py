@@ -6,7 +6,7 @@ stop:  NOT_SERVING → let requests finish for the grace → end the rest → cl
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import psutil
@@ -20,6 +20,7 @@ from shoal.decode_worker.servicer import DecodeServicer
 from shoal.decode_worker.spec import read_spec
 from shoal.decode_worker.step_loop import DecodeStepLoop
 from shoal.engine.resident import Resident, fingerprint_of, load_resident, open_for
+from shoal.engine.sampling import ConstraintMaker
 from shoal.engine.weights import HeldLayers
 from shoal.errors import InvalidConfig, Unavailable
 from shoal.kv_transfer import TransferServer
@@ -35,12 +36,19 @@ from shoal.types import ModelShape
 class DecodeWorker:
     """One per process. Everything runs on the event loop that called `start`; tensors are computed in the step thread."""
 
-    def __init__(self, config: WorkerConfig, progress: Callable[[int, int], None] | None = None) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        make_constraint: ConstraintMaker | None = None,
+    ) -> None:
         if config.pool is not Pool.DECODE:
             raise InvalidConfig(f"worker {config.worker_id} is configured for pool {config.pool}, not for decode")
         self.config = config
         self.address = ""  # host:port, once bound
         self._progress = progress
+        self._make_constraint = make_constraint
         self._loaded: _Loaded | None = None
         self._draining = False
 
@@ -99,6 +107,11 @@ class DecodeWorker:
             raise Unavailable(f"decode worker {self.config.worker_id} {state}; use another")
         return self._loaded.runner.submit(read_spec(message, uuid.uuid4().hex, self.config, self.shape), deadline_s)
 
+    def end_children(self, attempt_id: str, indexes: Iterable[int]) -> None:
+        """Some of an attempt's children need no more tokens. Harmless for those that have ended, or never were."""
+        if self._loaded is not None:
+            self._loaded.runner.end_children(attempt_id, frozenset(indexes))
+
     def describe(self) -> worker_pb2.WorkerDescription:
         """Who this is and what it may be asked."""
         return worker_pb2.WorkerDescription(
@@ -123,8 +136,8 @@ class DecodeWorker:
 
     def _assemble(self, resident: Resident) -> "_Loaded":
         reservations = Reservations(resident, self.config, self._fingerprint, self._transfers)
-        steps = DecodeStepLoop(resident, self.config, release_states=reservations.release_states)
-        runner = RequestRunner(self.config, reservations, steps)
+        steps = DecodeStepLoop(resident, self.config, reservations)
+        runner = RequestRunner(self.config, reservations, steps, make_constraint=self._make_constraint)
         blocks, holdings = resident.blocks, reservations.holdings
         metrics.TOTAL_BLOCKS.set(blocks.num_blocks)
         metrics.USED_BLOCKS.set_function(lambda: blocks.num_used)

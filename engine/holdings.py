@@ -10,25 +10,31 @@ from dataclasses import dataclass
 
 from shoal.errors import CapacityExceeded, InternalError, InvalidRequest
 from shoal.placement.blocks import BlockIds, BlockPool
-from shoal.placement.tables import KvLayout, RequestTables
+from shoal.placement.tables import KvLayout, RequestTables, num_fork_blocks
 
 
 @dataclass(frozen=True, slots=True)
 class HoldingSize:
-    """What one request needs: slots of both tables, and blocks for parked deep states."""
+    """What one request needs: slots of both tables, blocks for parked deep states, and slots of each further answer (n > 1)."""
 
     num_lower_slots: int
     num_upper_slots: int
     num_state_blocks: int = 0
+    forks: tuple[tuple[int, int], ...] = ()
 
 
 class Holding:
     """One request's blocks: its tables and the blocks of its deep states. Made by `HoldingQueue.reserve` only."""
 
-    def __init__(self, tables: RequestTables, state_blocks: BlockIds) -> None:
-        self.tables = tables
+    def __init__(self, answers: tuple[RequestTables, ...], state_blocks: BlockIds) -> None:
+        self.answers = answers  # one for each answer; the first holds the prompt, the others share its whole blocks
         self.state_blocks = state_blocks
         self.released = False
+
+    @property
+    def tables(self) -> RequestTables:
+        """Where the prompt is."""
+        return self.answers[0]
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +66,8 @@ class HoldingQueue:
     def num_blocks(self, layout: KvLayout, size: HoldingSize) -> int:
         """Blocks that a request of this size takes."""
         lower, upper = -(-size.num_lower_slots // self._block_size), -(-size.num_upper_slots // self._block_size)
-        return len(layout.lower_layers) * lower + len(layout.upper_layers) * upper + size.num_state_blocks
+        forks = sum(sum(num_fork_blocks(layout, self._block_size, *fork)) for fork in size.forks)
+        return len(layout.lower_layers) * lower + len(layout.upper_layers) * upper + size.num_state_blocks + forks
 
     async def reserve(self, layout: KvLayout, size: HoldingSize) -> Holding:
         """Wait for the request's turn and take its blocks, all or nothing.
@@ -97,8 +104,14 @@ class HoldingQueue:
             return
         holding.released = True
         self.release_states(holding)
-        holding.tables.release()
+        for tables in holding.answers:
+            tables.release()
         self._holders -= 1
+        self._admit()
+
+    def release_answer(self, holding: Holding, index: int) -> None:
+        """Give one answer's blocks back while others go on; blocks it shares stay. Harmless when repeated."""
+        holding.answers[index].release()
         self._admit()
 
     def release_states(self, holding: Holding) -> None:
@@ -120,7 +133,8 @@ class HoldingQueue:
     def _take(self, layout: KvLayout, size: HoldingSize) -> Holding:
         tables = RequestTables(self.blocks, self._block_size, layout)
         tables.reserve(size.num_lower_slots, size.num_upper_slots)
-        holding = Holding(tables, self.blocks.allocate(size.num_state_blocks))
+        forks = (tables.fork(*fork) for fork in size.forks)
+        holding = Holding((tables, *forks), self.blocks.allocate(size.num_state_blocks))
         self._holders += 1
         return holding
 

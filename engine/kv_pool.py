@@ -1,9 +1,11 @@
 """The tensor behind a worker's blocks. Knows slots and the wire layout; who owns a block is placement's BlockPool."""
 
+import numpy as np
 import torch
 
 from shoal.engine.dtypes import torch_dtype
 from shoal.errors import InternalError
+from shoal.placement.blocks import BlockIds
 from shoal.placement.tables import BlockTable
 from shoal.types import DType, ModelShape
 
@@ -37,6 +39,13 @@ class KvPool:
     def write(self, kv: torch.Tensor, blocks: torch.Tensor, offsets: torch.Tensor) -> None:
         """Store kv [n, 2, kv_heads, head_dim] at (blocks [n], offsets [n])."""
         self.data[blocks, :, :, offsets] = kv
+
+    def copy_blocks(self, sources: BlockIds, targets: BlockIds) -> None:
+        """Copy whole blocks, pairwise: an answer takes its own copy of a block that it is about to write in."""
+        if len(sources):
+            device = self.data.device
+            at = [torch.from_numpy(np.ascontiguousarray(ids, dtype=np.int64)).to(device) for ids in (sources, targets)]
+            self.data.index_copy_(0, at[1], self.data.index_select(0, at[0]))
 
     def pack(self, table: BlockTable, layer: int, start: int, stop: int, out: torch.Tensor) -> None:
         """Copy slots [start, stop) of one layer into `out`, a uint8 tensor, as [n, 2, kv_heads, head_dim]."""

@@ -11,7 +11,7 @@ import torch
 
 from shoal.engine.decoder import Decoder
 from shoal.engine.kv_pool import KvPool
-from shoal.engine.sampler import Sampled, SampleRow, sample
+from shoal.engine.sampling import Sampled, SampleRow, sample
 from shoal.engine.segment import (
     LogitRows,
     RequestKv,

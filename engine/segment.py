@@ -116,6 +116,21 @@ def decode_segment(kv: RequestKv, token_ids: Sequence[int], positions: range, lo
     return Segment(kv, positions, range(num_layers), range(num_layers, num_layers), token_ids=tuple(token_ids), logits=logits)
 
 
+def scored_segments(kv: RequestKv, token_ids: Sequence[int], positions: range, scored: range, *, draws: bool) -> list[Segment]:
+    """Decode tokens of which those at positions `scored` (within the chunk, before its last token when `draws`) get scores over
+    the vocabulary, and the last one too when a token is drawn from it. Rows of logits come in this order.
+    """
+    ids = tuple(token_ids)
+    scored = scored or range(positions.start, positions.start)
+    cuts = (
+        (range(positions.start, scored.start), LogitRows.NONE),
+        (scored, LogitRows.ALL),
+        (range(scored.stop, positions.stop), LogitRows.LAST if draws else LogitRows.NONE),
+    )
+    first = positions.start
+    return [decode_segment(kv, ids[cut.start - first : cut.stop - first], cut, logits) for cut, logits in cuts if cut]
+
+
 def anchor_segment(kv: RequestKv, states: torch.Tensor, positions: range) -> Segment:
     """`speed`: anchors through the upper layers from their states after layer K−1 ([n, h]).
 

@@ -3,11 +3,12 @@
 One block is `block_size` tokens × one layer's K and V, so a table of s slots over n layers takes n · ⌈s / block_size⌉ blocks.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from shoal.errors import InvalidRequest
 from shoal.placement.arithmetic import deep_state_bytes
-from shoal.placement.tables import KvLayout
+from shoal.placement.tables import KvLayout, num_fork_blocks
 from shoal.types import DType, ModelShape
 from shoal.visibility import Visibility, VisibilityKind
 
@@ -18,8 +19,9 @@ class ReservationSize:
 
     num_lower_slots: int  # in each of the lower K layers
     num_upper_slots: int  # in each of the upper L − K layers
-    num_blocks: int  # both tables together
+    num_blocks: int  # both tables together, forks included
     num_deep_state_bytes: int  # hidden states kept beside the pool until they are shipped, run or projected
+    forks: tuple[tuple[int, int], ...] = ()  # (lower, upper) slots of each further answer; they share the prompt's whole blocks
 
 
 def decode_reservation(
@@ -32,17 +34,23 @@ def decode_reservation(
     *,
     num_replay_tokens: int = 0,
     num_cached_tokens: int = 0,
+    further_answers: Sequence[int] = (),
 ) -> ReservationSize:
     """What a decode worker without preemption reserves: r = replayed tokens + max_tokens − 1 beyond the prompt.
 
     `lower` N + r; `upper` α + (N − P) + r (`speed`) or N + r (`pop`). `max_tokens` are still to be sampled, after those
     replayed; the last one is never run. A cached prefix is counted too: sharing blocks needs no new ones, but their owner
-    may let go of them. The visibility is resolved.
+    may let go of them. The visibility is resolved. `further_answers`: for n > 1, the tokens (replayed + max_tokens) of each
+    answer after the first.
     """
     layout = KvLayout.of(shape.num_layers, visibility, num_prompt_tokens)
     num_slots = num_prompt_tokens + num_replay_tokens + max_tokens - 1
     states = deep_state_bytes(shape, dtype, visibility, num_prompt_tokens, num_cached_tokens)
-    return _size(layout, block_size, num_slots, layout.num_upper_slots(num_slots), states)
+    slots = [num_prompt_tokens + num_tokens - 1 for num_tokens in further_answers]
+    forks = tuple((own, layout.num_upper_slots(own)) for own in slots)
+    size = _size(layout, block_size, num_slots, layout.num_upper_slots(num_slots), states)
+    num_fork = sum(sum(num_fork_blocks(layout, block_size, *fork)) for fork in forks)
+    return replace(size, num_blocks=size.num_blocks + num_fork, forks=forks)
 
 
 def prefill_reservation(
@@ -73,8 +81,12 @@ def largest_max_tokens(
     num_pool_blocks: int,
     *,
     num_replay_tokens: int = 0,
+    num_answers: int = 1,
 ) -> int:
-    """The largest max_tokens whose decode reservation fits a whole pool of `num_pool_blocks`; 0 when not even 1 does."""
+    """The largest max_tokens whose decode reservation fits a whole pool of `num_pool_blocks`; 0 when not even 1 does.
+
+    With several answers each replays `num_replay_tokens` and may sample as many.
+    """
 
     def fits(max_tokens: int) -> bool:
         size = decode_reservation(
@@ -85,6 +97,7 @@ def largest_max_tokens(
             num_prompt_tokens,
             max_tokens,
             num_replay_tokens=num_replay_tokens,
+            further_answers=[num_replay_tokens + max_tokens] * (num_answers - 1),
         )
         return size.num_blocks <= num_pool_blocks
 

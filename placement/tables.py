@@ -95,8 +95,47 @@ class RequestTables:
         if num_upper:
             self.upper.extend(ids[num_lower:])
 
+    def fork(self, num_lower_slots: int, num_upper_slots: int) -> "RequestTables":
+        """Tables of another answer to the same prompt, with room for so many slots: whole blocks of the prompt are shared.
+
+        The block that the prompt fills in part is the fork's own and yet to be copied (`partial_blocks`). Raises
+        CapacityExceeded and changes nothing when the pool is short.
+        """
+        twin = RequestTables(self._pool, self.lower.block_size, self.layout)
+        num_lower, num_upper = num_fork_blocks(self.layout, self.lower.block_size, num_lower_slots, num_upper_slots)
+        own = self._pool.allocate(num_lower + num_upper)
+        for mine, theirs, ids in ((self.lower, twin.lower, own[:num_lower]), (self.upper, twin.upper, own[num_lower:])):
+            shared = mine.ids[:, : self._num_prompt_slots(mine) // mine.block_size]
+            self._pool.retain(shared.reshape(-1))
+            theirs.ids = shared.copy()
+            if len(ids):
+                theirs.extend(ids)
+        return twin
+
+    def partial_blocks(self) -> BlockIds:
+        """The blocks that the prompt fills in part, of both tables: what a fork copies before its first token runs."""
+        found = []
+        for table in (self.lower, self.upper):
+            num_whole, num_over = divmod(self._num_prompt_slots(table), table.block_size)
+            found.append(table.ids[:, num_whole : num_whole + (num_over > 0)].reshape(-1))
+        blocks: BlockIds = np.concatenate(found)
+        return blocks
+
+    def _num_prompt_slots(self, table: BlockTable) -> int:
+        num_tokens = self.layout.split.num_prompt_tokens
+        return num_tokens if table is self.lower else self.layout.num_upper_slots(num_tokens)
+
     def release(self) -> None:
         """Give every block back. Harmless when repeated."""
         for table in (self.lower, self.upper):
             ids, table.ids = table.ids, table.ids[:, :0]
             self._pool.release(ids.reshape(-1))
+
+
+def num_fork_blocks(layout: KvLayout, block_size: int, num_lower_slots: int, num_upper_slots: int) -> tuple[int, int]:
+    """Blocks of its own that a further answer to the same prompt takes, in the lower and in the upper layers."""
+    num_tokens = layout.split.num_prompt_tokens
+    shared = num_tokens // block_size, layout.num_upper_slots(num_tokens) // block_size
+    lower = len(layout.lower_layers) * max(0, -(-num_lower_slots // block_size) - shared[0])
+    upper = len(layout.upper_layers) * max(0, -(-num_upper_slots // block_size) - shared[1])
+    return lower, upper

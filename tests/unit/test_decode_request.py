@@ -5,7 +5,7 @@ import pytest
 from shoal.config.worker import Pool, WorkerConfig
 from shoal.decode_worker.output import Finish, OutputStream, OutputToken
 from shoal.decode_worker.request import DecodeRequest, RequestState
-from shoal.decode_worker.spec import DecodeSpec, read_spec
+from shoal.decode_worker.spec import ChildSpec, DecodeSpec, read_spec
 from shoal.errors import InternalError, InvalidRequest, Unavailable
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.placement.tables import KvLayout
@@ -19,9 +19,8 @@ CONFIG = WorkerConfig("d0", Pool.DECODE, "tiny", allowed_visibilities=(Visibilit
 def request(max_tokens: int = 3) -> DecodeRequest:
     layout = KvLayout.of(4, Visibility.parse("speed:2:boundary=2"), 10)
     ticks = iter(range(100))
-    return DecodeRequest(
-        DecodeSpec("a", layout, tuple(range(10)), (7,), SamplingParams(max_tokens)), clock=lambda: float(next(ticks))
-    )
+    child = ChildSpec(0, (7,), SamplingParams(max_tokens))
+    return DecodeRequest(DecodeSpec("a", layout, tuple(range(10)), (child,)), clock=lambda: float(next(ticks)))
 
 
 async def test_states_follow_the_picture_and_are_timed() -> None:
@@ -42,7 +41,8 @@ async def test_outstanding_work_falls_to_nothing() -> None:
     life = request(max_tokens=3)
     work = [life.num_outstanding_token_layers]
     for token in (1, 2, 3):
-        life.sampled(token)
+        life.children[0].take(token)
+        life.noted_token()
         work.append(life.num_outstanding_token_layers)
     assert work == [(2 + 1 + 2) * 4, 2 * 4, 1 * 4, 0]
 
@@ -101,5 +101,6 @@ def test_bad_requests_are_refused_with_words(changes: dict[str, object], words: 
 
 def test_a_good_request_is_read() -> None:
     spec = read_spec(message(replay_token_ids=[9]), "a", CONFIG, SHAPE)
-    assert spec.prompt_ids == (1, 2, 3) and spec.replay_ids == (9,) and spec.sampling.num_logprobs is None
+    [child] = spec.children
+    assert spec.prompt_ids == (1, 2, 3) and child.replay_ids == (9,) and child.sampling.num_logprobs is None
     assert spec.layout.split.num_prefill_tokens == 2

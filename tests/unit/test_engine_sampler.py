@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from shoal.engine.sampler import SampleRow, sample
+from shoal.engine.sampling import SampleRow, sample
 from shoal.errors import InternalError
 from shoal.types import SamplingParams
 

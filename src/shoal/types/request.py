@@ -80,6 +80,13 @@ class SamplingParams:
             raise InvalidRequest("logit_bias values must lie in [-100, 100]")
         if not (0 <= self.min_tokens <= self.max_tokens):
             raise InvalidRequest(f"min_tokens must lie in 0…max_tokens ({self.max_tokens}), not {self.min_tokens}")
+        if len({token_id for token_id, _ in self.logit_bias}) != len(self.logit_bias):
+            raise InvalidRequest("logit_bias names a token id twice")
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether scores depend on the tokens that came before."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 @dataclass(frozen=True, slots=True)

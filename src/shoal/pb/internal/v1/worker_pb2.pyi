@@ -58,7 +58,7 @@ class Constraint(_message.Message):
     def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., grammar: _Optional[str] = ..., choices_json: _Optional[str] = ...) -> None: ...
 
 class DecodeRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_ids", "replay_token_ids", "visibility", "sampling", "num_children", "prompt_logprobs", "continuation_ids")
+    __slots__ = ("request_id", "prompt_ids", "replay_token_ids", "visibility", "sampling", "num_children", "prompt_logprobs", "continuation_ids", "child_replays")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     REPLAY_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,7 @@ class DecodeRequest(_message.Message):
     NUM_CHILDREN_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CONTINUATION_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHILD_REPLAYS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     replay_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -75,7 +76,32 @@ class DecodeRequest(_message.Message):
     num_children: int
     prompt_logprobs: int
     continuation_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., replay_token_ids: _Optional[_Iterable[int]] = ..., visibility: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., num_children: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., continuation_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    child_replays: _containers.RepeatedCompositeFieldContainer[ChildReplay]
+    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., replay_token_ids: _Optional[_Iterable[int]] = ..., visibility: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., num_children: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., continuation_ids: _Optional[_Iterable[int]] = ..., child_replays: _Optional[_Iterable[_Union[ChildReplay, _Mapping]]] = ...) -> None: ...
+
+class ChildReplay(_message.Message):
+    __slots__ = ("index", "token_ids", "max_tokens", "min_tokens")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    max_tokens: int
+    min_tokens: int
+    def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ...) -> None: ...
+
+class EndChildrenRequest(_message.Message):
+    __slots__ = ("attempt_id", "indexes")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEXES_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    indexes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, attempt_id: _Optional[str] = ..., indexes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class EndChildrenResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Reserved(_message.Message):
     __slots__ = ("attempt_id", "cached_tokens", "visibility", "plan_digest", "plan_bytes", "num_entries", "lease_s", "transfer_address", "worker_id", "epoch")

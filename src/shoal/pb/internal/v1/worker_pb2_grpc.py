@@ -40,6 +40,11 @@ class DecodeWorkerStub(object):
                 request_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.DecodeRequest.SerializeToString,
                 response_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.DecodeEvent.FromString,
                 _registered_method=True)
+        self.EndChildren = channel.unary_unary(
+                '/shoal.internal.v1.DecodeWorker/EndChildren',
+                request_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.EndChildrenRequest.SerializeToString,
+                response_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.EndChildrenResponse.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/shoal.internal.v1.DecodeWorker/Describe',
                 request_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.DescribeRequest.SerializeToString,
@@ -57,6 +62,13 @@ class DecodeWorkerServicer(object):
 
     def Decode(self, request, context):
         """The first event is `reserved`; the stream's end, however it comes, frees everything the attempt holds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndChildren(self, request, context):
+        """Ends some of an attempt's children (their stop string was found); the others go on. Unknown ids are harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -81,6 +93,11 @@ def add_DecodeWorkerServicer_to_server(servicer, server):
                     servicer.Decode,
                     request_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.DecodeRequest.FromString,
                     response_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.DecodeEvent.SerializeToString,
+            ),
+            'EndChildren': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndChildren,
+                    request_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.EndChildrenRequest.FromString,
+                    response_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.EndChildrenResponse.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -120,6 +137,33 @@ class DecodeWorker(object):
             '/shoal.internal.v1.DecodeWorker/Decode',
             shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.DecodeRequest.SerializeToString,
             shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.DecodeEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndChildren(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.internal.v1.DecodeWorker/EndChildren',
+            shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.EndChildrenRequest.SerializeToString,
+            shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.EndChildrenResponse.FromString,
             options,
             channel_credentials,
             insecure,
