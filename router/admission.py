@@ -3,21 +3,20 @@
 import asyncio
 import secrets
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal.errors import InvalidConfig, InvalidRequest
 from shoal.pb.v1 import shoal_pb2
-from shoal.router.attempt import DispatchRequest
+from shoal.router.legs import DispatchRequest
+from shoal.router.sampling import SEED_BITS, check_num_children, check_prompt_logprobs, check_sampling
 from shoal.router.text import Prompt, PromptEncoder
 from shoal.router.tools import Tools, read_messages, read_tools
 from shoal.router.validation import (
-    SEED_BITS,
     RequestLimits,
     check_model,
     check_prompt_length,
     check_request_id,
-    check_sampling,
     check_text,
     check_token_ids,
     check_visibility,
@@ -25,6 +24,7 @@ from shoal.router.validation import (
 from shoal.visibility import VisibilityKind
 
 _MAX_CHARACTERS_PER_TOKEN: Final = 256  # no vocabulary has longer tokens
+_PROMPT_ON_DECODE: Final = "prompt_logprobs: the whole prompt was run on decode, none of it on prefill"
 _INLINE_CHARACTERS: Final = 2_000  # longer prompts are tokenised in a thread, so that streams go on meanwhile
 
 
@@ -66,18 +66,27 @@ class Admission:
         check_model(request.model, self.limits.model)
         wanted = check_visibility(request.visibility if request.HasField("visibility") else None, self.limits)
         tools = read_tools(request.chat.tools_json, request.chat.tool_choice_json)
+        num_children = check_num_children(request.sampling_params)
+        prompt_logprobs = check_prompt_logprobs(request.sampling_params, wanted.resolve(self.limits.num_layers))
         prompt = await self._prompt(request, tools)
         check_prompt_length(len(prompt.token_ids), self.limits.max_context)
         sampling = check_sampling(
             _with_forced_call(request, tools), self.limits, len(prompt.token_ids), secrets.randbits(SEED_BITS)
         )
         boundary = prompt.boundary_tokens if wanted.kind is VisibilityKind.SPEED else 1
+        visibility = wanted.resolve(self.limits.num_layers, boundary)
+        notices: tuple[str, ...] = ()
+        if prompt_logprobs is not None:
+            visibility, notices = replace(visibility, boundary_tokens=len(prompt.token_ids)), (_PROMPT_ON_DECODE,)
         dispatch = DispatchRequest(
             request_id=request.request_id or uuid.uuid4().hex,
             prompt_ids=prompt.token_ids,
-            visibility=wanted.resolve(self.limits.num_layers, boundary),
+            visibility=visibility,
             sampling=sampling,
             deadline=deadline,
+            num_children=num_children,
+            prompt_logprobs=prompt_logprobs,
+            notices=notices,
         )
         return Admitted(dispatch, request.stream)
 

@@ -6,7 +6,7 @@ Decode ──▶ Reserved ──▶ tokens … ──▶ Finished
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,29 +15,13 @@ import grpc
 from shoal.errors import Cancelled, DeadlineExceeded, InternalError, ShoalError, Unavailable
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.placement.cost import RequestCost
-from shoal.router.output import OutputToken
+from shoal.router.legs import DispatchRequest, decode_message, prefill_message, read_end, read_tokens
+from shoal.router.output import Output
 from shoal.router.worker import Worker
 from shoal.rpc import error_from_rpc
-from shoal.types import SamplingParams
-from shoal.visibility import Visibility
 
 _log = logging.getLogger(__name__)
 _PREFILL_REPORT_S: Final = 1.0  # decode has acknowledged before it samples, so the response is on its way
-
-
-@dataclass(frozen=True, slots=True)
-class DispatchRequest:
-    """What both legs are told. `visibility` is resolved; `sampling.stop_token_ids` include EOS unless it is ignored."""
-
-    request_id: str
-    prompt_ids: tuple[int, ...]
-    visibility: Visibility
-    sampling: SamplingParams
-    deadline: float  # of the event loop's clock
-
-    @property
-    def num_prefill_tokens(self) -> int:
-        return self.visibility.split(len(self.prompt_ids)).num_prefill_tokens
 
 
 @dataclass(slots=True)
@@ -49,7 +33,7 @@ class AttemptReport:
     reserved: worker_pb2.Reserved | None = None
     reserved_at: float | None = None  # of the event loop's clock
     prefill: worker_pb2.PrefillResponse | None = None
-    finished: worker_pb2.Finished | None = None
+    finished: dict[int, worker_pb2.Finished] = field(default_factory=dict)  # by child
     failed: set[tuple[str, int]] = field(default_factory=set)  # workers that may be to blame
 
 
@@ -59,14 +43,16 @@ class Attempt:
     def __init__(
         self,
         request: DispatchRequest,
-        replay_ids: tuple[int, ...],
+        replays: Mapping[int, tuple[int, ...]],
         decode: Worker,
         prefill: Worker | None,
         cost: RequestCost,
     ) -> None:
+        """`replays`: the children that still run, and what each has generated so far."""
         self.report = AttemptReport(decode_worker=decode.worker_id)
         self._request = request
-        self._replay_ids = replay_ids
+        self._replays = replays
+        self._asides: set[asyncio.Task[None]] = set()
         self._decode = decode
         self._prefill = prefill
         self._call: Any = None
@@ -75,8 +61,13 @@ class Attempt:
         self._decode_debt = _Debt(decode, cost.decode.token_layers)
         self._prefill_debt = _Debt(prefill, cost.prefill.token_layers) if prefill is not None else None
 
-    async def tokens(self) -> AsyncGenerator[list[OutputToken], None]:
-        """Sampled tokens as decode sends them; `report.finished` is set when they end well.
+    @property
+    def _is_over(self) -> bool:
+        """Whether decode has said of every child how it ended."""
+        return self._replays.keys() <= self.report.finished.keys()
+
+    async def outputs(self) -> AsyncGenerator[list[Output], None]:
+        """Tokens as decode sends them, and the end of each child; all have ended when this ends well.
 
         Raises the first error of either leg. A leg that was cancelled by its own worker counts as Unavailable.
         """
@@ -86,24 +77,39 @@ class Attempt:
         try:
             if self._failure is not None:
                 raise self._failure
-            self._call = self._decode.stub.Decode(self._decode_request(), timeout=self._time_left())
+            self._call = self._decode.stub.Decode(decode_message(self._request, self._replays), timeout=self._time_left())
             while (event := await self._read()) is not None:
                 match event.WhichOneof("event"):
                     case "reserved":
                         self._take_reservation(event.reserved)
                     case "tokens":
                         self._decode_debt.pay(len(event.tokens.token_ids) * self._decode.fingerprint.num_layers)
-                        yield _output_tokens(event.tokens)
+                        yield read_tokens(self._request, event.tokens)
                     case "finished":
-                        self.report.finished = event.finished
-                        break
+                        self.report.finished[event.finished.index] = event.finished
+                        await self.settle()
+                        yield [read_end(event.finished)]
+                        if self._is_over:
+                            return
                     case other:
                         raise InternalError(f"decode worker {self._decode.worker_id} sent an event of kind {other}")
-            if self.report.finished is None:
-                raise self._blame(self._decode, Unavailable(f"decode worker {self._decode.worker_id} ended its stream early"))
-            await self.settle()
+            raise self._blame(self._decode, Unavailable(f"decode worker {self._decode.worker_id} ended its stream early"))
         finally:
             await self._end()
+
+    def end_children(self, indexes: Collection[int]) -> None:
+        """Tell decode that these children need no more tokens; the others go on."""
+        if self.report.reserved is not None and not self._is_over:
+            aside = asyncio.create_task(self._end_children(self.report.reserved.attempt_id, indexes))
+            self._asides.add(aside)
+            aside.add_done_callback(self._asides.discard)
+
+    async def _end_children(self, attempt_id: str, indexes: Collection[int]) -> None:
+        request = worker_pb2.EndChildrenRequest(attempt_id=attempt_id, indexes=indexes)
+        try:
+            await self._decode.stub.EndChildren(request, timeout=self._time_left())
+        except (grpc.aio.AioRpcError, DeadlineExceeded) as error:
+            _log.warning("request %r: children could not be ended early: %s", self._request.request_id, error)
 
     async def settle(self) -> None:
         """Wait, not for long, for the prefill leg's own figures."""
@@ -116,9 +122,11 @@ class Attempt:
         self._prefill_ended()
         if self._call is not None:
             self._call.cancel()
-        if self._prefill_task is not None:
-            self._prefill_task.cancel()
-            await asyncio.wait({self._prefill_task})
+        tasks = self._asides | ({self._prefill_task} if self._prefill_task is not None else set())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     def _take_reservation(self, reserved: worker_pb2.Reserved) -> None:
         if self.report.reserved is not None:
@@ -134,7 +142,8 @@ class Attempt:
 
     async def _run_prefill(self, worker: Worker, reserved: worker_pb2.Reserved) -> None:
         try:
-            self.report.prefill = await worker.stub.Prefill(self._prefill_request(reserved), timeout=self._time_left())
+            message = prefill_message(self._request, reserved, self._decode.address)
+            self.report.prefill = await worker.stub.Prefill(message, timeout=self._time_left())
         except grpc.aio.AioRpcError as error:
             self._fail(worker, _leg_error(worker, error))
         except asyncio.CancelledError:
@@ -177,7 +186,7 @@ class Attempt:
 
     def _fail(self, worker: Worker, error: ShoalError) -> None:
         """End both legs for the first error; later ones are its consequences."""
-        if self.report.finished is not None:
+        if self._is_over:
             _log.warning(
                 "request %r: %s worker failed after the answer was complete: %s", self._request.request_id, worker.pool, error
             )
@@ -204,38 +213,6 @@ class Attempt:
             raise DeadlineExceeded("the request's deadline passed before its work was done; allow more time")
         return left
 
-    def _decode_request(self) -> worker_pb2.DecodeRequest:
-        sampling = self._request.sampling
-        return worker_pb2.DecodeRequest(
-            request_id=self._request.request_id,
-            prompt_ids=self._request.prompt_ids,
-            replay_token_ids=self._replay_ids,
-            visibility=str(self._request.visibility),
-            sampling=worker_pb2.Sampling(
-                max_tokens=sampling.max_tokens - len(self._replay_ids),
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                seed=sampling.seed,
-                stop_token_ids=sampling.stop_token_ids,
-                num_logprobs=sampling.num_logprobs,
-            ),
-        )
-
-    def _prefill_request(self, reserved: worker_pb2.Reserved) -> worker_pb2.PrefillRequest:
-        return worker_pb2.PrefillRequest(
-            request_id=self._request.request_id,
-            attempt_id=reserved.attempt_id,
-            prompt_ids=self._request.prompt_ids[: self._request.num_prefill_tokens],
-            num_prompt_tokens=len(self._request.prompt_ids),
-            visibility=str(self._request.visibility),
-            cached_tokens=reserved.cached_tokens,
-            plan_digest=reserved.plan_digest,
-            decode_address=reserved.transfer_address or self._decode.address,
-            decode_worker_id=reserved.worker_id,
-            decode_epoch=reserved.epoch,
-        )
-
 
 class _Debt:
     """Token-layers that a worker owes this request; counted on the worker until paid or cleared."""
@@ -251,18 +228,6 @@ class _Debt:
 
     def clear(self) -> None:
         self.pay(self._left)
-
-
-def _output_tokens(message: worker_pb2.SampledTokens) -> list[OutputToken]:
-    if not message.logprobs:
-        return [OutputToken(token_id) for token_id in message.token_ids]
-    tops: list[tuple[tuple[int, float], ...]] = [
-        tuple(zip(top.token_ids, top.values, strict=True)) for top in message.top_logprobs
-    ] or [()] * len(message.token_ids)
-    return [
-        OutputToken(token_id, logprob, top)
-        for token_id, logprob, top in zip(message.token_ids, message.logprobs, tops, strict=True)
-    ]
 
 
 def _leg_error(worker: Worker, error: grpc.aio.AioRpcError) -> ShoalError:

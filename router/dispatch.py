@@ -6,7 +6,7 @@ stream goes on without loss or repeat. Every retry is a metric, a log line and a
 
 import logging
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,9 +14,10 @@ from typing import Final
 from shoal.errors import CapacityExceeded, ShoalError, Unavailable
 from shoal.placement.balance import choose_pair
 from shoal.placement.cost import request_cost
-from shoal.router.attempt import Attempt, AttemptReport, DispatchRequest
+from shoal.router.attempt import Attempt, AttemptReport
 from shoal.router.instruments import RESUMED, RETRIES
-from shoal.router.output import OutputToken
+from shoal.router.legs import DispatchRequest
+from shoal.router.output import ChildEnd, Output, OutputToken, PromptLogprobs
 from shoal.router.registry import Registry
 from shoal.router.worker import DECODE, PREFILL, Worker
 from shoal.types import FinishReason, ModelShape
@@ -32,8 +33,6 @@ class DispatchReport:
     attempt: AttemptReport = field(default_factory=AttemptReport)
     num_retries: int = 0
     notices: list[str] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    matched_token_id: int | None = None
 
 
 class Dispatcher:
@@ -65,7 +64,7 @@ class Dispatcher:
                 pair = choose_pair(
                     [worker.view for worker in pools[DECODE].values()],
                     [worker.view for worker in pools[PREFILL].values()],
-                    request.visibility,
+                    request.placed_visibility,
                     self._rng,
                     needs_prefill=request.num_prefill_tokens > 0,
                     excluded=excluded,
@@ -77,10 +76,12 @@ class Dispatcher:
             return pools[DECODE][pair.decode.worker_id], prefill
         raise reason
 
-    def attempt(self, request: DispatchRequest, replay_ids: tuple[int, ...], workers: tuple[Worker, Worker | None]) -> Attempt:
-        num_tokens = min(request.sampling.max_tokens, _EXPECTED_TOKENS)
+    def attempt(
+        self, request: DispatchRequest, replays: Mapping[int, tuple[int, ...]], workers: tuple[Worker, Worker | None]
+    ) -> Attempt:
+        num_tokens = len(replays) * min(request.num_expected_tokens, _EXPECTED_TOKENS)
         cost = request_cost(self._shape, request.visibility, len(request.prompt_ids), num_tokens)
-        return Attempt(request, replay_ids, *workers, cost)
+        return Attempt(request, replays, *workers, cost)
 
     def may_retry(self, report: DispatchReport) -> bool:
         return report.num_retries < self._max_retries
@@ -90,50 +91,75 @@ class Dispatch:
     """One request on its way, over as many attempts as it takes."""
 
     def __init__(self, dispatcher: Dispatcher, request: DispatchRequest) -> None:
-        self.report = DispatchReport()
+        self.report = DispatchReport(notices=list(request.notices))
         self._dispatcher = dispatcher
         self._request = request
         self._attempt: Attempt | None = None
-        self._token_ids: list[int] = []
+        self._token_ids: dict[int, list[int]] = {index: [] for index in range(request.num_children)}  # of what still runs
+        self._num_scored = 0
+        self._has_prompt_logprobs = False
 
-    async def tokens(self) -> AsyncGenerator[list[OutputToken], None]:
-        """Sampled tokens, each once. Sets the report's finish reason; raises what no retry could mend."""
+    async def outputs(self) -> AsyncGenerator[list[Output], None]:
+        """Tokens, each once, and the end of each child. Raises what no retry could mend."""
         failed: set[tuple[str, int]] = set()
         full: set[tuple[str, int]] = set()
         error: ShoalError | None = None
-        while True:
+        while self._token_ids:
             try:
                 workers = self._dispatcher.choose(self._request, failed, full)
             except Unavailable as nobody:
                 raise error or nobody from None
-            self._attempt = self._dispatcher.attempt(self._request, tuple(self._token_ids), workers)
+            replays = {index: tuple(token_ids) for index, token_ids in self._token_ids.items()}
+            self._attempt = self._dispatcher.attempt(self._request, replays, workers)
             self.report.attempt = self._attempt.report
             try:
-                async with aclosing(self._attempt.tokens()) as batches:
+                async with aclosing(self._attempt.outputs()) as batches:
+                    num_to_skip = self._num_scored
                     async for batch in batches:
-                        self._token_ids += [token.token_id for token in batch]
-                        yield batch
+                        if num_to_skip:  # a score is not resumed: it starts anew, and what was told is not told again
+                            batch, num_to_skip = batch[num_to_skip:], max(0, num_to_skip - len(batch))
+                        if new := self._account(batch):
+                            yield new
             except (Unavailable, CapacityExceeded) as failure:
                 error = failure
-                if self._is_complete():
+                if ends := self._lost_ends():
+                    yield [*ends]
+                if not self._token_ids:
                     return
                 if not self._dispatcher.may_retry(self.report):
                     raise
                 blamed = self._attempt.report.failed
                 (full if isinstance(failure, CapacityExceeded) else failed).update(blamed)
                 self._retry(failure)
-                continue
-            finished = self._attempt.report.finished
-            if finished is not None:
-                self.report.finish_reason = FinishReason(finished.finish_reason)
-                if finished.HasField("matched_token_id"):
-                    self.report.matched_token_id = finished.matched_token_id
-            return
+
+    def end_child(self, index: int) -> None:
+        """This child's answer is complete, for a reason that decode does not know; the others go on."""
+        if self._token_ids.pop(index, None) is not None and self._token_ids and self._attempt is not None:
+            self._attempt.end_children((index,))
 
     async def settle(self) -> None:
         """Let the prefill leg's figures arrive, when the answer ends before decode says so."""
         if self._attempt is not None:
             await self._attempt.settle()
+
+    def _account(self, batch: list[Output]) -> list[Output]:
+        """Note what each child has generated; leaves out what was said before, or of children that have ended."""
+        new: list[Output] = []
+        for output in batch:
+            match output:
+                case PromptLogprobs() if not self._has_prompt_logprobs:
+                    self._has_prompt_logprobs = True
+                    new.append(output)
+                case OutputToken() if output.index in self._token_ids:
+                    if self._request.continuation_ids:
+                        self._num_scored += 1
+                    else:
+                        self._token_ids[output.index].append(output.token_id)
+                    new.append(output)
+                case ChildEnd() if output.index in self._token_ids:
+                    del self._token_ids[output.index]
+                    new.append(output)
+        return new
 
     def _retry(self, error: ShoalError) -> None:
         report = self.report
@@ -141,20 +167,23 @@ class Dispatch:
         reason = "capacity" if isinstance(error, CapacityExceeded) else "unavailable"
         RETRIES.labels(reason).inc()
         how = "started anew"
-        if self._token_ids:
+        if num_tokens := sum(map(len, self._token_ids.values())):
             RESUMED.inc()
-            how = f"resumed after {len(self._token_ids)} tokens"
+            how = f"resumed after {num_tokens} tokens"
         report.notices.append(f"{how} on another attempt: {error}")
         _log.warning("request %r %s: %s", self._request.request_id, how, error)
 
-    def _is_complete(self) -> bool:
-        """Whether the last token was already the answer's end, and only the final message was lost."""
-        sampling = self._request.sampling
-        if self._token_ids and self._token_ids[-1] in sampling.stop_token_ids:
-            self.report.finish_reason, self.report.matched_token_id = FinishReason.STOP, self._token_ids[-1]
-        elif len(self._token_ids) >= sampling.max_tokens:
-            self.report.finish_reason = FinishReason.LENGTH
-        else:
-            return False
-        self.report.notices.append("the decode worker failed after the last token; its figures are computed, not counted")
-        return True
+    def _lost_ends(self) -> list[ChildEnd]:
+        """Ends of children whose last token was already their answer's end, and only the final message was lost."""
+        sampling, ends = self._request.sampling, []
+        for index, token_ids in list(self._token_ids.items()):
+            if token_ids and token_ids[-1] in sampling.stop_token_ids:
+                ends.append(ChildEnd(index, FinishReason.STOP, token_ids[-1]))
+            elif len(token_ids) >= sampling.max_tokens or self._num_scored == len(self._request.continuation_ids) > 0:
+                ends.append(ChildEnd(index, FinishReason.LENGTH))
+            else:
+                continue
+            del self._token_ids[index]
+        if ends:
+            self.report.notices.append("the decode worker failed after the last token; its figures are computed, not counted")
+        return ends

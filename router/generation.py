@@ -1,16 +1,16 @@
 """One request from admission to its last delta: runs the dispatch, gathers tokens, keeps time. Knows no public proto."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal.errors import Cancelled, InternalError
 from shoal.router.admission import Admitted
 from shoal.router.attempt import AttemptReport
 from shoal.router.dispatch import Dispatch, DispatchReport
 from shoal.router.instruments import GENERATED_TOKENS, ITL, TTFT
-from shoal.router.output import Answer, Delta, OutputToken
+from shoal.router.output import Answer, ChildEnd, Delta, Output, OutputToken, PromptLogprobs
 from shoal.router.token_queue import TokenQueue
 from shoal.types import FinishReason
 
@@ -22,11 +22,11 @@ class Moments:
     arrived: float
     tokenized: float
     first_token: float | None = None
-    last_token: float | None = None
+    spans: dict[int, tuple[float, float]] = field(default_factory=dict)  # first and last token of each child
 
 
 class Generation:
-    """`deltas` runs the request; `answer`, `report` and `moments` say the rest once it is through."""
+    """`deltas` runs the request; `answers`, `report` and `moments` say the rest once it is through."""
 
     def __init__(
         self,
@@ -42,11 +42,14 @@ class Generation:
         self._loop = asyncio.get_running_loop()
         sampling = admitted.dispatch.sampling
         self.admitted = admitted
-        self.answer = Answer(decode_text, sampling.stop, sampling.stop_token_ids)
+        num_children = admitted.dispatch.num_children
+        self.answers = [Answer(decode_text, sampling, index) for index in range(num_children)]
+        self.prompt_logprobs: PromptLogprobs | None = None
         self.moments = Moments(arrived=arrived, tokenized=self._loop.time())
         self._dispatch = dispatch
-        self._queue: TokenQueue[OutputToken] = TokenQueue(max_queued_tokens)
-        self._flush_s, self._flush_tokens = flush_s, flush_tokens
+        self._queue: TokenQueue[Output] = TokenQueue(max_queued_tokens)
+        self._flush_s, self._flush_tokens = flush_s, flush_tokens * num_children
+        self._has_shown_prompt = False
         self._aborted = False
         self._first_attempt: AttemptReport | None = None
 
@@ -64,50 +67,82 @@ class Generation:
         self._aborted = True
         self._queue.end_now(Cancelled("the request was aborted"))
 
+    @property
+    def _live(self) -> list[Answer]:
+        return [answer for answer in self.answers if answer.finish_reason is None]
+
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """What is new, as it comes. Leaving early (a cancelled call) ends both legs."""
+        """What is new, as it comes; one that `ends` for each child. Leaving early (a cancelled call) ends both legs."""
         pump = asyncio.create_task(self._pump())
         try:
-            while self.answer.finish_reason is None:
+            while self._live:
                 try:
-                    tokens = await self._queue.take(self._flush_tokens, self._flush_s)
+                    outputs = await self._queue.take(self._flush_tokens, self._flush_s)
                 except Cancelled:
                     if not self._aborted:
                         raise
-                    delta = self.answer.finish(FinishReason.ABORT)
-                else:
-                    if tokens:
-                        delta = self.answer.push(tokens)
-                        if self.answer.finish_reason is not None:  # a stop string: decode does not know of it
-                            await self._dispatch.settle()
-                    elif (reason := self.report.finish_reason) is not None:
-                        delta = self.answer.finish(reason, self.report.matched_token_id)
-                    else:
-                        raise InternalError("the dispatch ended without a reason")
-                if delta:
+                    for answer in self._live:
+                        yield answer.finish(FinishReason.ABORT)
+                    return
+                if not outputs:
+                    raise InternalError("the dispatch ended without a reason")
+                for delta in self._sort(outputs):
+                    if delta.ends:
+                        await self._dispatch.settle()  # a stop string: decode does not know of it
+                    if delta.tokens and not self._has_shown_prompt:
+                        delta.prompt_logprobs, self._has_shown_prompt = self.prompt_logprobs, True
                     yield delta
         finally:
             pump.cancel()
             await asyncio.wait({pump})
 
+    def _sort(self, outputs: list[Output]) -> Iterator[Delta]:
+        """One delta for each child that has something new."""
+        tokens: dict[int, list[OutputToken]] = {}
+        ends: dict[int, ChildEnd] = {}
+        for output in outputs:
+            match output:
+                case OutputToken():
+                    tokens.setdefault(output.index, []).append(output)
+                case ChildEnd():
+                    ends[output.index] = output
+                case PromptLogprobs():
+                    self.prompt_logprobs = output
+        for index in tokens | ends:
+            answer = self.answers[index]
+            if answer.finish_reason is not None:
+                continue
+            delta = answer.push(tokens.get(index, ()))
+            if delta.ends:
+                self._dispatch.end_child(index)
+            elif (end := ends.get(index)) is not None:
+                rest = answer.finish(end.reason, end.matched_token_id)
+                delta.text, delta.ends = delta.text + rest.text, True
+            if delta or delta.ends:
+                yield delta
+
     async def _pump(self) -> None:
         try:
-            async with aclosing(self._dispatch.tokens()) as batches:
+            async with aclosing(self._dispatch.outputs()) as batches:
                 async for batch in batches:
-                    self._account(len(batch))
-                    for token in batch:
-                        await self._queue.put(token)
+                    self._account([output for output in batch if isinstance(output, OutputToken)])
+                    for output in batch:
+                        await self._queue.put(output)
         except Exception as error:  # noqa: BLE001  # whatever it is, the consumer raises it
             self._queue.end(error)
         else:
             self._queue.end()
 
-    def _account(self, num_tokens: int) -> None:
-        now, moments, policy = self._loop.time(), self.moments, self.admitted.policy
-        GENERATED_TOKENS.inc(num_tokens)
+    def _account(self, tokens: list[OutputToken]) -> None:
+        """Note when tokens of one child came."""
+        if not tokens:
+            return
+        now, moments, policy, index = self._loop.time(), self.moments, self.admitted.policy, tokens[0].index
+        GENERATED_TOKENS.inc(len(tokens))
         if moments.first_token is None:
             moments.first_token, self._first_attempt = now, self.report.attempt
             TTFT.labels(policy).observe(now - moments.arrived)
-        elif moments.last_token is not None:
-            ITL.labels(policy).observe(now - moments.last_token)
-        moments.last_token = now
+        first, last = moments.spans.get(index, (now, None))
+        if last is not None:
+            ITL.labels(policy).observe(now - last)
+        moments.spans[index] = first, now

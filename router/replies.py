@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 from shoal.pb.v1 import shoal_pb2
 from shoal.placement.arithmetic import decode_kv_layer_tokens, full_depth_wire_bytes, kv_bytes
+from shoal.router.attempt import AttemptReport
 from shoal.router.generation import Generation
-from shoal.router.output import Delta, OutputToken
+from shoal.router.legs import DispatchRequest
+from shoal.router.output import Answer, Delta, OutputToken, PromptLogprobs
 from shoal.types import DType, ModelShape
 
 
@@ -24,7 +26,12 @@ def output_logprobs(tokens: Sequence[OutputToken]) -> shoal_pb2.OutputLogProbs |
     )
 
 
-def chunk_reply(generation: Generation, delta: Delta, num_completion_tokens: int) -> shoal_pb2.GenerateResponse:
+def input_logprobs(prompt: PromptLogprobs | None) -> shoal_pb2.OutputLogProbs | None:
+    """Of the prompt's tokens after the first; None when the request asked for none."""
+    return None if prompt is None else output_logprobs(prompt.tokens)
+
+
+def chunk_reply(generation: Generation, delta: Delta) -> shoal_pb2.GenerateResponse:
     """One delta of a stream."""
     return shoal_pb2.GenerateResponse(
         request_id=generation.admitted.request_id,
@@ -32,16 +39,20 @@ def chunk_reply(generation: Generation, delta: Delta, num_completion_tokens: int
             token_ids=[token.token_id for token in delta.tokens],
             text=delta.text,
             prompt_tokens=len(generation.admitted.dispatch.prompt_ids),
-            completion_tokens=num_completion_tokens,
+            completion_tokens=len(generation.answers[delta.index].tokens),
             cached_tokens=num_cached_tokens(generation),
+            index=delta.index,
             output_logprobs=output_logprobs(delta.tokens),
+            input_logprobs=input_logprobs(delta.prompt_logprobs),
         ),
     )
 
 
-def complete_reply(generation: Generation, shape: ModelShape, dtype: DType, now: float) -> shoal_pb2.GenerateResponse:
-    """The last message of a stream, and the only one of a unary answer."""
-    answer, request = generation.answer, generation.admitted.dispatch
+def complete_reply(
+    generation: Generation, answer: Answer, shape: ModelShape, dtype: DType, now: float
+) -> shoal_pb2.GenerateResponse:
+    """The last message about one child, and the only one of a unary answer."""
+    request = generation.admitted.dispatch
     complete = shoal_pb2.GenerateComplete(
         output_ids=answer.token_ids,
         text=answer.text,
@@ -49,11 +60,13 @@ def complete_reply(generation: Generation, shape: ModelShape, dtype: DType, now:
         prompt_tokens=len(request.prompt_ids),
         completion_tokens=len(answer.tokens),
         cached_tokens=num_cached_tokens(generation),
+        index=answer.index,
         output_logprobs=output_logprobs(answer.tokens),
+        input_logprobs=input_logprobs(generation.prompt_logprobs) if answer.index == 0 else None,
         visibility=str(request.visibility),
-        transfer=_transfer(generation, shape, dtype),
-        timings=_timings(generation, now),
-        decode_kv=_decode_kv(generation, shape, dtype),
+        transfer=transfer_stats(generation.report.attempt, request, shape, dtype),
+        timings=_timings(generation, answer, now),
+        decode_kv=_decode_kv(generation, answer, shape, dtype),
         seed=request.sampling.seed,
         num_retries=generation.report.num_retries,
         notices=generation.report.notices,
@@ -71,8 +84,8 @@ def num_cached_tokens(generation: Generation) -> int:
     return 0 if reserved is None else reserved.cached_tokens
 
 
-def _transfer(generation: Generation, shape: ModelShape, dtype: DType) -> shoal_pb2.TransferStats:
-    attempt, request = generation.report.attempt, generation.admitted.dispatch
+def transfer_stats(attempt: AttemptReport, request: DispatchRequest, shape: ModelShape, dtype: DType) -> shoal_pb2.TransferStats:
+    """What crossed for the request's latest attempt, all its children together."""
     stats = shoal_pb2.TransferStats(decode_worker=attempt.decode_worker, prefill_worker=attempt.prefill_worker)
     if attempt.reserved is not None and attempt.reserved.num_entries:
         stats.plan_bytes = attempt.reserved.plan_bytes
@@ -81,25 +94,25 @@ def _transfer(generation: Generation, shape: ModelShape, dtype: DType) -> shoal_
             shape, dtype, request.visibility, len(request.prompt_ids), attempt.reserved.cached_tokens
         )
     # Both ends count at the channel. Decode's count comes in its last message, which a stop string or an abort forestalls.
-    if attempt.finished is not None:
-        stats.payload_bytes = attempt.finished.received_payload_bytes
+    if attempt.finished:
+        stats.payload_bytes = next(iter(attempt.finished.values())).received_payload_bytes
     elif attempt.prefill is not None:
         stats.payload_bytes = attempt.prefill.sent_payload_bytes
     return stats
 
 
-def _decode_kv(generation: Generation, shape: ModelShape, dtype: DType) -> shoal_pb2.KvStats:
+def _decode_kv(generation: Generation, answer: Answer, shape: ModelShape, dtype: DType) -> shoal_pb2.KvStats:
     """As decode reports it; by the formula when the answer ended before decode's last message."""
-    finished, request = generation.report.attempt.finished, generation.admitted.dispatch
-    if finished is not None:
+    attempt, request = generation.report.attempt, generation.admitted.dispatch
+    if (finished := attempt.finished.get(answer.index)) is not None:
         return shoal_pb2.KvStats(layer_tokens=finished.kv_layer_tokens, bytes=finished.kv_bytes)
-    if generation.report.attempt.reserved is None or not generation.answer.tokens:
+    if attempt.reserved is None or not answer.tokens:
         return shoal_pb2.KvStats()
-    num_pairs = decode_kv_layer_tokens(shape, request.visibility, len(request.prompt_ids), len(generation.answer.tokens))
+    num_pairs = decode_kv_layer_tokens(shape, request.visibility, len(request.prompt_ids), len(answer.tokens))
     return shoal_pb2.KvStats(layer_tokens=num_pairs, bytes=kv_bytes(shape, dtype, num_pairs))
 
 
-def _timings(generation: Generation, now: float) -> shoal_pb2.Timings:
+def _timings(generation: Generation, answer: Answer, now: float) -> shoal_pb2.Timings:
     """Parts of TTFT in order. `prefill` and `transfer` are the prefill worker's own figures, `first_step` is the rest."""
     moments, attempt = generation.moments, generation.first_attempt
     timings = shoal_pb2.Timings(tokenize_ms=(moments.tokenized - moments.arrived) * 1e3, total_ms=(now - moments.arrived) * 1e3)
@@ -108,11 +121,11 @@ def _timings(generation: Generation, now: float) -> shoal_pb2.Timings:
     if attempt.prefill is not None:
         timings.prefill_ms = attempt.prefill.queue_ms + attempt.prefill.compute_ms
         timings.transfer_ms = attempt.prefill.after_compute_ms
-    if moments.first_token is not None and moments.last_token is not None:
+    if moments.first_token is not None:
         timings.ttft_ms = (moments.first_token - moments.arrived) * 1e3
         parts = timings.tokenize_ms + timings.reserve_ms + timings.prefill_ms + timings.transfer_ms
         timings.first_step_ms = max(0.0, timings.ttft_ms - parts)
-        if len(generation.answer.tokens) > 1:
-            later = len(generation.answer.tokens) - 1
-            timings.tpot_ms = (moments.last_token - moments.first_token) * 1e3 / later
+        if len(answer.tokens) > 1:
+            first, last = moments.spans[answer.index]
+            timings.tpot_ms = (last - first) * 1e3 / (len(answer.tokens) - 1)
     return timings

@@ -17,6 +17,7 @@ from shoal.router import instruments
 from shoal.router.admission import Admission, Admitted
 from shoal.router.dispatch import Dispatcher
 from shoal.router.generation import Generation
+from shoal.router.output import Answer
 from shoal.router.registry import Registry
 from shoal.router.replies import chunk_reply, complete_reply
 from shoal.router.worker import DECODE
@@ -48,7 +49,7 @@ class RouterService:
     async def generate(
         self, request: shoal_pb2.GenerateRequest, time_left_s: float
     ) -> AsyncGenerator[shoal_pb2.GenerateResponse, None]:
-        """Deltas when the request streams, then the complete answer. Closing the generator ends both legs."""
+        """Deltas when the request streams, and a complete answer for each child. Closing the generator ends both legs."""
         arrived = self._clock()
         policy, outcome = "none", "cancelled"
         try:
@@ -84,23 +85,23 @@ class RouterService:
         same_id.add(generation)
         try:
             with instruments.ACTIVE.track_inprogress():
-                num_tokens = 0
                 async with aclosing(generation.deltas()) as deltas:
                     async for delta in deltas:
-                        num_tokens += len(delta.tokens)
-                        if admitted.streams:
-                            yield chunk_reply(generation, delta, num_tokens)
-                yield self._complete(generation)
+                        if admitted.streams and delta:
+                            yield chunk_reply(generation, delta)
+                        if delta.ends:
+                            yield self._complete(generation, generation.answers[delta.index])
         finally:
             same_id.discard(generation)
             if not same_id:
                 self._running.pop(admitted.request_id, None)
 
-    def _complete(self, generation: Generation) -> shoal_pb2.GenerateResponse:
-        reply = complete_reply(generation, self.parts.model.config.shape, self._dtype, self._clock())
+    def _complete(self, generation: Generation, answer: Answer) -> shoal_pb2.GenerateResponse:
+        reply = complete_reply(generation, answer, self.parts.model.config.shape, self._dtype, self._clock())
         complete, policy = reply.complete, generation.admitted.policy
-        instruments.PAYLOAD_BYTES.labels(policy).inc(complete.transfer.payload_bytes)
-        instruments.FULL_DEPTH_BYTES.labels(policy).inc(complete.transfer.full_depth_bytes)
+        if all(other.finish_reason is not None for other in generation.answers):  # once, with the last child
+            instruments.PAYLOAD_BYTES.labels(policy).inc(complete.transfer.payload_bytes)
+            instruments.FULL_DEPTH_BYTES.labels(policy).inc(complete.transfer.full_depth_bytes)
         if complete.completion_tokens > 1:
             instruments.TPOT.labels(policy).observe(complete.timings.tpot_ms / 1e3)
         return reply

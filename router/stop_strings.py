@@ -7,11 +7,13 @@ class StopMatcher:
     """Passes text through, holding back what may yet turn out to be the start of a stop string.
 
     The match is the one that a reader going character by character would meet first (of two that end together, the longer),
-    so it does not depend on how the text was cut. Nothing of the matched string is ever passed on.
+    so it does not depend on how the text was cut. Nothing of the matched string is ever passed on, or all of it with
+    `shows_stop`; in either case nothing after it.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, shows_stop: bool = False) -> None:
         self._stops = tuple(dict.fromkeys(stops))
+        self._shows_stop = shows_stop
         self._held = ""
         self.matched: str | None = None
 
@@ -22,9 +24,9 @@ class StopMatcher:
         text = self._held + delta
         ends = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         if ends:
-            _, start, self.matched = min(ends)
+            end, start, self.matched = min(ends)
             self._held = ""
-            return text[:start]
+            return text[: end if self._shows_stop else start]
         num_held = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]

@@ -5,14 +5,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal.errors import InvalidConfig, InvalidRequest, NotFound
-from shoal.pb.v1 import shoal_pb2
-from shoal.types import SamplingParams
 from shoal.visibility import Visibility
 
-MAX_STOP_STRINGS: Final = 64
-MAX_STOP_CHARACTERS: Final = 1024  # of one stop string
 MAX_REQUEST_ID_CHARACTERS: Final = 256
-SEED_BITS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,31 +90,3 @@ def check_visibility(text: str | None, limits: RequestLimits) -> Visibility:
             f"visibility '{text}': boundary {visibility.boundary_tokens} exceeds the limit of {limits.max_boundary_tokens} tokens"
         )
     return visibility
-
-
-def check_sampling(
-    message: shoal_pb2.SamplingParams, limits: RequestLimits, num_prompt_tokens: int, default_seed: int
-) -> SamplingParams:
-    """The sampling parameters with every default filled in. Raises InvalidRequest that names the field and its range."""
-    room = limits.max_context - num_prompt_tokens
-    max_tokens = message.max_tokens if message.HasField("max_tokens") else room
-    if max_tokens > room:
-        raise InvalidRequest(
-            f"prompt ({num_prompt_tokens} tokens) + max_tokens ({max_tokens}) exceed the context limit of {limits.max_context}; "
-            f"set max_tokens to at most {room} or leave it out"
-        )
-    if len(message.stop) > MAX_STOP_STRINGS or any(len(stop) > MAX_STOP_CHARACTERS for stop in message.stop):
-        raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings of at most {MAX_STOP_CHARACTERS} characters")
-    check_token_ids(message.stop_token_ids, limits.vocab_size, "stop_token_ids")
-    stop_token_ids = (*message.stop_token_ids, *(() if message.ignore_eos else limits.eos_token_ids))
-    return SamplingParams(
-        max_tokens=max_tokens,
-        temperature=message.temperature if message.HasField("temperature") else 0.0,
-        top_p=message.top_p if message.HasField("top_p") else 1.0,
-        top_k=message.top_k if message.HasField("top_k") else 0,
-        seed=message.seed if message.HasField("seed") else default_seed,
-        stop=tuple(message.stop),
-        stop_token_ids=tuple(dict.fromkeys(stop_token_ids)),
-        ignore_eos=message.ignore_eos,
-        num_logprobs=message.logprobs if message.HasField("logprobs") else None,
-    )

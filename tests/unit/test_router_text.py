@@ -1,7 +1,9 @@
 """Text in and out of the router: detokenising, stop strings, chat templates; with the real tokenizer."""
 
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -13,7 +15,7 @@ from shoal.router.detokenizer import Detokenizer
 from shoal.router.output import Answer, OutputToken
 from shoal.router.stop_strings import StopMatcher
 from shoal.router.text import ChatTemplate, PromptEncoder
-from shoal.types import FinishReason
+from shoal.types import FinishReason, SamplingParams
 
 MIXED = "Zürich 日本語 👩‍👩‍👧 naïve 🏳️‍🌈 𝒳 café\n\t»ß«"
 
@@ -25,6 +27,11 @@ def tokenizer() -> Tokenizer:
 
 token_ids = st.lists(st.integers(0, 49151), max_size=40)
 texts = st.text(st.sampled_from("aé日👩 \n0\ufffd") | st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+def answer_for(stops: Sequence[str], stop_ids: Sequence[int] = (), **changes: Any) -> Answer:
+    sampling = SamplingParams(100, stop=tuple(stops), stop_token_ids=(*stop_ids, 2), **changes)
+    return Answer(tokenizer().decode, sampling)
 
 
 def deltas_of(ids: list[int]) -> list[str]:
@@ -98,7 +105,7 @@ def test_a_stop_string_over_token_borders_is_cut_out(text: str, data: st.DataObj
     start = data.draw(st.integers(0, len(text) - 1))
     stop = text[start : start + data.draw(st.integers(1, 6))]
     ids = tokenizer().encode(text)
-    answer = Answer(tokenizer().decode, [stop], [2])
+    answer = answer_for([stop])
     shown = ""
     for token_id in ids:
         shown += answer.push([OutputToken(token_id)]).text
@@ -111,19 +118,19 @@ def test_a_stop_string_over_token_borders_is_cut_out(text: str, data: st.DataObj
 
 def test_tokens_after_a_stop_string_are_dropped_and_a_stop_token_leaves_no_text() -> None:
     ids = tokenizer().encode("one two three four")
-    answer = Answer(tokenizer().decode, ["two"], [2])
+    answer = answer_for(["two"])
     delta = answer.push([OutputToken(i) for i in ids])
     assert (delta.text, len(delta.tokens)) == ("one ", 2) and answer.finish_reason is FinishReason.STOP
     assert not answer.finish(FinishReason.LENGTH) and answer.finish_reason is FinishReason.STOP
     named = tokenizer().encode("!")
-    answer = Answer(tokenizer().decode, [], [*named, 2])
+    answer = answer_for([], named)
     answer.push([OutputToken(i) for i in [*tokenizer().encode("ok"), *named]])
     answer.finish(FinishReason.STOP, named[0])
     assert (answer.text, answer.token_ids[-1], answer.matched_token_id) == ("ok", named[0], named[0])
 
 
 def test_text_held_back_for_a_stop_string_is_released_at_the_end() -> None:
-    answer = Answer(tokenizer().decode, ["END."], [2])
+    answer = answer_for(["END."])
     shown = answer.push([OutputToken(i) for i in tokenizer().encode("the END")]).text
     assert shown == "the "
     assert answer.finish(FinishReason.LENGTH).text == "END" and answer.text == "the END" and answer.matched_stop is None
