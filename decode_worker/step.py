@@ -5,7 +5,6 @@ A step runs, for any mix of visibilities: late projections of what has arrived, 
 begin in the step that completes what it looks at.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,11 +13,10 @@ from shoal.decode_worker.child import Child
 from shoal.decode_worker.request import DecodeRequest
 from shoal.decode_worker.reservations import Reservation
 from shoal.engine.resident import Resident
-from shoal.engine.sampling import Sampled, sample, score
+from shoal.engine.sampling import Picked, Want, pick
 from shoal.engine.segment import Segment, anchor_segment, late_projection_segment, scored_segments
 from shoal.errors import InternalError
 from shoal.placement.batching import Chunk
-from shoal.types import TokenLogprobs
 from shoal.visibility import VisibilityKind
 
 
@@ -78,16 +76,8 @@ class DecodeStep:
     projections: tuple[Projection, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What came of it: for each row, the tokens its children drew, and scores of given tokens."""
-
-    drawn: list[list[Sampled]]
-    scores: list[list[TokenLogprobs]]
-
-
-def run_step(step: DecodeStep, resident: Resident) -> StepResult:
-    """Run it. In the step thread."""
+def run_step(step: DecodeStep, resident: Resident) -> list[Picked]:
+    """Run it, and say what came of each row. In the step thread."""
     segments: list[Segment] = []
     for projection in step.projections:
         states = _states(projection.reservation, projection.positions)
@@ -97,7 +87,7 @@ def run_step(step: DecodeStep, resident: Resident) -> StepResult:
     logits = resident.decoder.forward(segments, resident.pool).run().logits
     for row in step.rows:
         _fork(row, resident)
-    return _pick(step.rows, logits)
+    return pick(logits, [_want(row) for row in step.rows])
 
 
 def _segments(row: Row) -> list[Segment]:
@@ -116,33 +106,11 @@ def _fork(row: Row, resident: Resident) -> None:
         resident.pool.copy_blocks(source, answers[at].partial_blocks())  # type: ignore[arg-type]  # forks: it is there
 
 
-def _pick(rows: Sequence[Row], logits: torch.Tensor) -> StepResult:
-    """Draw and score. Rows of logits are, for each row of the step: those of its scored tokens, then the one drawn from."""
-    scored: list[int] = []
-    drawn_from: list[int] = []
-    first = 0
-    for row in rows:
-        scored += range(first, first + len(row.scored))
-        first += len(row.scored)
-        drawn_from += [first] * len(row.draws)
-        first += bool(row.draws)
-    targets = [token_id for row in rows for token_id in row.scored_ids]
-    num_top = [_num_top(row) for row in rows for _ in row.scored]
-    scores = iter(score(_rows(logits, scored), targets, num_top))
-    drawn = iter(sample(_rows(logits, drawn_from), [child.sample_row() for row in rows for child in row.draws]))
-    return StepResult([[next(drawn) for _ in row.draws] for row in rows], [[next(scores) for _ in row.scored] for row in rows])
-
-
-def _rows(logits: torch.Tensor, index: list[int]) -> torch.Tensor:
-    if index == list(range(len(logits))):
-        return logits
-    return logits[torch.tensor(index, dtype=torch.int64, device=logits.device)]
-
-
-def _num_top(row: Row) -> int:
+def _want(row: Row) -> Want:
     """A score always has the best token beside its own: it tells whether a greedy pick would have been the same."""
     spec = row.request.spec
-    return max(1, spec.num_continuation_logprobs) if spec.is_score else spec.prompt_logprobs or 0
+    num_top = max(1, spec.num_continuation_logprobs) if spec.is_score else spec.prompt_logprobs or 0
+    return Want([child.sample_row() for child in row.draws], row.scored_ids, num_top)
 
 
 def _states(reservation: Reservation, positions: range) -> torch.Tensor:

@@ -14,9 +14,9 @@ from shoal.decode_worker.child import Child
 from shoal.decode_worker.output import Finish, OutputToken, PromptLogprobs
 from shoal.decode_worker.request import DecodeRequest, RequestState
 from shoal.decode_worker.reservations import Reservation, Reservations
-from shoal.decode_worker.step import DecodeStep, Projection, Row, StepResult, run_step
+from shoal.decode_worker.step import DecodeStep, Projection, Row, run_step
 from shoal.engine.resident import Resident
-from shoal.engine.sampling import Sampled
+from shoal.engine.sampling import Picked, Sampled
 from shoal.engine.step_loop import StepLoop
 from shoal.errors import InternalError
 from shoal.placement.batching import Batcher, Chunk, TokenCursor
@@ -36,7 +36,7 @@ class _Sequence:
         return self.request.children[self.at]
 
 
-class DecodeStepLoop(StepLoop[DecodeStep, StepResult]):
+class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
     """`project` and `add` bring work, `remove` takes a request out; a request that has all its tokens reports by `ended`."""
 
     def __init__(self, resident: Resident, config: WorkerConfig, reservations: Reservations) -> None:
@@ -96,23 +96,23 @@ class DecodeStepLoop(StepLoop[DecodeStep, StepResult]):
     def keys(self, step: DecodeStep) -> Collection[str]:
         return {row.request.spec.attempt_id for row in step.rows} | {projection.key for projection in step.projections}
 
-    def execute(self, step: DecodeStep) -> StepResult:
+    def execute(self, step: DecodeStep) -> list[Picked]:
         return run_step(step, self._resident)
 
-    def account(self, step: DecodeStep, result: StepResult, seconds: float) -> None:
+    def account(self, step: DecodeStep, result: list[Picked], seconds: float) -> None:
         metrics.STEP_SECONDS.observe(seconds)
         metrics.STEP_REQUESTS.observe(len(self.keys(step)))
         metrics.DECODE_TOKENS.inc(sum(row.chunk.num_tokens for row in step.rows))
         metrics.PROJECTED_TOKENS.inc(sum(len(projection.positions) for projection in step.projections))
-        for row, drawn, scores in zip(step.rows, result.drawn, result.scores, strict=True):
+        for row, picked in zip(step.rows, result, strict=True):
             self._batcher.complete(row.chunk)
             if row.request.spec.attempt_id not in self._requests:
                 continue
             if row.begins:
                 self._reservations.release_states(row.reservation)  # anchors have run, projections before or with this step
-            self._take_scores(row, scores)
+            self._take_scores(row, picked.scores)
             self._join(row)
-            for child, sampled in zip(row.draws, drawn, strict=True):
+            for child, sampled in zip(row.draws, picked.drawn, strict=True):
                 self._take(row.request, child, sampled)
         self._release_ended()
         if self._config.check_blocks:

@@ -5,23 +5,22 @@ A step is decide → execute → account. A request's whole need is reserved bef
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from shoal.engine.decoder import Decoder
 from shoal.engine.kv_pool import KvPool
-from shoal.engine.sampling import Sampled, SampleRow, sample
+from shoal.engine.sampling import Picked, SampleRow, TokenCounts, Want, pick
 from shoal.engine.segment import (
-    LogitRows,
     RequestKv,
     Segment,
     anchor_segment,
-    decode_segment,
     late_projection_segment,
     prefill_segments,
+    scored_segments,
 )
-from shoal.errors import AlreadyExists, InvalidRequest
+from shoal.errors import AlreadyExists, InvalidRequest, Unsupported
 from shoal.placement.batching import Batcher, Chunk, TokenCursor
 from shoal.placement.blocks import BlockPool
 from shoal.placement.reservation import ReservationSize, check_fits_ever, decode_reservation
@@ -39,11 +38,27 @@ class LocalRequest:
     sampling: SamplingParams  # max_tokens counts what is still to be sampled
     replay_token_ids: tuple[int, ...] = ()  # generated before; run as decode tokens, not handed out again
     child: int = 0  # which of several answers to one request
+    prompt_logprobs: int | None = None  # `full` only: how many beside each prompt token after the first; then b = N
+    continuation_ids: tuple[int, ...] = ()  # to be scored as decode tokens; then nothing is sampled
+
+    @property
+    def num_answer_tokens(self) -> int:
+        """At most, replayed ones included."""
+        return len(self.continuation_ids) or len(self.replay_token_ids) + self.sampling.max_tokens
+
+    def resolve(self, num_layers: int) -> Visibility:
+        """The visibility it runs under. Raises Unsupported when prompt log-probabilities are asked for beside `full`."""
+        visibility = self.visibility.resolve(num_layers)
+        if self.prompt_logprobs is None:
+            return visibility
+        if visibility.kind is not VisibilityKind.FULL:
+            raise Unsupported(f"prompt_logprobs need visibility full, not '{visibility.policy}'")
+        return replace(visibility, boundary_tokens=max(1, len(self.prompt_ids)))
 
 
 @dataclass(frozen=True, slots=True)
 class LocalToken:
-    """One token of one request, as a step hands it out."""
+    """One token of one request, sampled or scored, as a step hands it out."""
 
     key: str
     token_id: int
@@ -58,23 +73,45 @@ class LocalResult:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]  # empty unless asked for
     finish_reason: FinishReason
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt's tokens after the first, where asked for
 
 
 @dataclass(slots=True)
 class _Running:
     """A request that owns its blocks."""
 
-    request: LocalRequest
-    stop_ids: frozenset[int]
+    request: LocalRequest  # its stop_token_ids include EOS unless ignored
     tables: RequestTables
     kv: RequestKv
-    tokens: list[int]  # prompt, replayed, generated
+    tokens: list[int]  # prompt, replayed, generated; or prompt and continuation
+    counts: TokenCounts | None
     num_sampled: int = 0
+    num_scored: int = 0
     deep_states: list[tuple[range, torch.Tensor]] = field(default_factory=list)  # what prefill "ships", until next it runs
 
     @property
-    def sample_row(self) -> SampleRow:
-        return SampleRow(self.request.sampling, self.request.child, len(self.tokens))
+    def targets(self) -> range:
+        """Positions of the given tokens whose scores are asked for."""
+        num_prompt = len(self.request.prompt_ids)
+        if self.request.continuation_ids:
+            return range(num_prompt, len(self.tokens))
+        return range(1, num_prompt) if self.request.prompt_logprobs is not None else range(0)
+
+    def scored(self, chunk: Chunk) -> range:
+        """Positions of a chunk whose logits score the token after them."""
+        return range(max(chunk.start, self.targets.start - 1), min(chunk.stop, self.targets.stop - 1))
+
+    def draws(self, chunk: Chunk) -> bool:
+        """Whether a token is drawn after a chunk."""
+        return chunk.stop == len(self.tokens)
+
+    def want(self, chunk: Chunk) -> Want:
+        """What a chunk of decode tokens wants of its logits."""
+        request, scored = self.request, self.scored(chunk)
+        num_top = request.sampling.num_logprobs if request.continuation_ids else request.prompt_logprobs
+        row = SampleRow(request.sampling, request.child, len(self.tokens), self.num_sampled, self.counts)
+        ids = self.tokens[scored.start + 1 : scored.stop + 1] if scored else []
+        return Want([row] if self.draws(chunk) else [], ids, num_top or 0)
 
 
 class LocalEngine:
@@ -98,6 +135,7 @@ class LocalEngine:
         self._batcher = Batcher()
         self._waiting: dict[str, tuple[LocalRequest, ReservationSize]] = {}  # in order of arrival
         self._running: dict[str, _Running] = {}
+        self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}  # by key, until `run` hands them out
 
     @property
     def is_idle(self) -> bool:
@@ -112,15 +150,15 @@ class LocalEngine:
         if key in self._waiting or key in self._running:
             raise AlreadyExists(f"request {key} is being served already")
         shape = self._decoder.config.shape
-        visibility = request.visibility.resolve(shape.num_layers)
-        num_tokens = len(request.prompt_ids) + len(request.replay_token_ids)
+        visibility = request.resolve(shape.num_layers)
+        given = request.prompt_ids + request.replay_token_ids + request.continuation_ids
         if not request.prompt_ids:
             raise InvalidRequest("the prompt is empty; give at least one token")
-        if not all(0 <= token < shape.vocab_size for token in request.prompt_ids + request.replay_token_ids):
+        if not all(0 <= token < shape.vocab_size for token in given):
             raise InvalidRequest(f"token ids must lie in 0…{shape.vocab_size - 1}")
-        if num_tokens + request.sampling.max_tokens > shape.max_context:
+        if len(request.prompt_ids) + request.num_answer_tokens > shape.max_context:
             raise InvalidRequest(
-                f"{num_tokens} tokens + max_tokens {request.sampling.max_tokens} exceed the context of {shape.max_context}; "
+                f"{len(given)} tokens + max_tokens {request.sampling.max_tokens} exceed the context of {shape.max_context}; "
                 f"shorten the prompt or lower max_tokens"
             )
         size = decode_reservation(
@@ -129,8 +167,7 @@ class LocalEngine:
             self._pool.block_size,
             visibility,
             len(request.prompt_ids),
-            request.sampling.max_tokens,
-            num_replay_tokens=len(request.replay_token_ids),
+            request.num_answer_tokens,
         )
         check_fits_ever(size, self.blocks.num_blocks)
         self._waiting[key] = (request, size)
@@ -150,25 +187,25 @@ class LocalEngine:
         if not chunks:
             return []
         segments: list[Segment] = []
-        sampling: list[str] = []
+        wants: dict[str, Want] = {}
         keepers: dict[int, _Running] = {}
         for chunk in chunks:
             running = self._running[chunk.key]
             for segment in _segments(running, chunk):
                 if segment.keep_states:
                     keepers[len(segments)] = running
-                if segment.logits is not LogitRows.NONE:
-                    sampling.append(chunk.key)
                 segments.append(segment)
+            if chunk.stop > running.tables.layout.split.num_prefill_tokens:
+                wants[chunk.key] = running.want(chunk)
 
         forward = self._decoder.forward(segments, self._pool).run()
-        drawn = sample(forward.logits, [self._running[key].sample_row for key in sampling])
+        picked = pick(forward.logits, list(wants.values()))
 
         for index, running in keepers.items():
             running.deep_states.append((segments[index].positions, forward.states[index]))
         for chunk in chunks:
             self._batcher.complete(chunk)
-        return [self._hand_out(key, sampled) for key, sampled in zip(sampling, drawn, strict=True)]
+        return [token for key, own in zip(wants, picked, strict=True) for token in self._hand_out(key, own)]
 
     def run(self) -> dict[str, LocalResult]:
         """Step until idle; the answers of everything that was queued or running, by key."""
@@ -176,7 +213,7 @@ class LocalEngine:
         while not self.is_idle:
             for token in self.step():
                 tokens.setdefault(token.key, []).append(token)
-        return {key: _result(own) for key, own in tokens.items()}
+        return {key: _result(own, self._prompt_logprobs.pop(key, [])) for key, own in tokens.items()}
 
     def generate(self, requests: Iterable[LocalRequest]) -> list[LocalResult]:
         """Run some requests to their ends as one continuous batch."""
@@ -194,30 +231,48 @@ class LocalEngine:
                 return
             del self._waiting[key]
             config = self._decoder.config
-            visibility = request.visibility.resolve(config.shape.num_layers)
-            layout = KvLayout.of(config.shape.num_layers, visibility, len(request.prompt_ids))
+            layout = KvLayout.of(config.shape.num_layers, request.resolve(config.shape.num_layers), len(request.prompt_ids))
             tables = RequestTables(self.blocks, self._pool.block_size, layout)
             tables.reserve(size.num_lower_slots, size.num_upper_slots)
-            eos = () if request.sampling.ignore_eos else config.eos_token_ids
-            stop_ids = frozenset(eos).union(request.sampling.stop_token_ids)
-            tokens = [*request.prompt_ids, *request.replay_token_ids]
-            self._running[key] = _Running(request, stop_ids, tables, RequestKv.of(tables), tokens)
-            self._batcher.add(TokenCursor(key, layout.split.num_prefill_tokens, len(tokens), 0))
+            sampling = request.sampling
+            eos = () if sampling.ignore_eos else config.eos_token_ids
+            sampling = replace(sampling, stop_token_ids=tuple(dict.fromkeys((*sampling.stop_token_ids, *eos))))
+            counts = TokenCounts(request.prompt_ids, request.replay_token_ids) if sampling.has_penalties else None
+            tokens = [*request.prompt_ids, *(request.continuation_ids or request.replay_token_ids)]
+            request = replace(request, sampling=sampling)
+            self._running[key] = _Running(request, tables, RequestKv.of(tables), tokens, counts)
+            num_to_run = len(tokens) - 1 if request.continuation_ids else len(tokens)
+            self._batcher.add(TokenCursor(key, layout.split.num_prefill_tokens, num_to_run, 0))
 
-    def _hand_out(self, key: str, sampled: Sampled) -> LocalToken:
+    def _hand_out(self, key: str, picked: Picked) -> list[LocalToken]:
+        """Scored tokens of a continuation, then the one that was drawn. Scores of the prompt are kept."""
         running = self._running[key]
-        running.tokens.append(sampled.token_id)
-        running.num_sampled += 1
-        reason: FinishReason | None = None
-        if sampled.token_id in running.stop_ids:
-            reason = FinishReason.STOP
-        elif running.num_sampled == running.request.sampling.max_tokens:
-            reason = FinishReason.LENGTH
-        if reason is None:
-            self._batcher.extend(key)
-        else:
+        request = running.request
+        tokens: list[LocalToken] = []
+        if request.continuation_ids:
+            for logprobs in picked.scores:
+                token_id = request.continuation_ids[running.num_scored]
+                running.num_scored += 1
+                reason = FinishReason.LENGTH if running.num_scored == len(request.continuation_ids) else None
+                tokens.append(LocalToken(key, token_id, logprobs, reason))
+        elif picked.scores:
+            self._prompt_logprobs.setdefault(key, []).extend(picked.scores)
+        for sampled in picked.drawn:
+            running.tokens.append(sampled.token_id)
+            running.num_sampled += 1
+            reason = None
+            if running.counts is not None:
+                running.counts.add(sampled.token_id)
+            if sampled.token_id in request.sampling.stop_token_ids:
+                reason = FinishReason.STOP
+            elif running.num_sampled == request.sampling.max_tokens:
+                reason = FinishReason.LENGTH
+            else:
+                self._batcher.extend(key)
+            tokens.append(LocalToken(key, sampled.token_id, sampled.logprobs, reason))
+        if tokens and tokens[-1].finish_reason is not None:
             self.cancel(key)
-        return LocalToken(key, sampled.token_id, sampled.logprobs, reason)
+        return tokens
 
 
 def _segments(running: _Running, chunk: Chunk) -> list[Segment]:
@@ -229,10 +284,10 @@ def _segments(running: _Running, chunk: Chunk) -> list[Segment]:
     positions, token_ids = range(chunk.start, chunk.stop), running.tokens[chunk.start : chunk.stop]
     if chunk.stop <= layout.split.num_prefill_tokens:
         return segments + prefill_segments(kv, token_ids, positions)
-    logits = LogitRows.LAST if chunk.stop == len(running.tokens) else LogitRows.NONE
-    return [*segments, decode_segment(kv, token_ids, positions, logits)]
+    return segments + scored_segments(kv, token_ids, positions, running.scored(chunk), draws=running.draws(chunk))
 
 
-def _result(tokens: list[LocalToken]) -> LocalResult:
+def _result(tokens: list[LocalToken], prompt_logprobs: list[TokenLogprobs]) -> LocalResult:
     logprobs = tuple(token.logprobs for token in tokens if token.logprobs is not None)
-    return LocalResult(tuple(token.token_id for token in tokens), logprobs, tokens[-1].finish_reason or FinishReason.ABORT)
+    token_ids = tuple(token.token_id for token in tokens)
+    return LocalResult(token_ids, logprobs, tokens[-1].finish_reason or FinishReason.ABORT, tuple(prompt_logprobs))
