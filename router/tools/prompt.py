@@ -65,8 +65,8 @@ def _calls(text: str, where: str) -> list[Message]:
         ]
     except (ValueError, TypeError, KeyError, AttributeError):
         raise InvalidRequest(
-            f'{where}: tool_calls must be a list of {{"id": …, "type": "function", "function": {{"name": …, "arguments": "{{…}}"}}}}, '
-            "the arguments being JSON"
+            f'{where}: tool_calls must be a list of {{"id": …, "type": "function", "function": {{"name": …, "arguments": …}}}}, '
+            "the arguments being a JSON object, written out as a string"
         ) from None
 
 

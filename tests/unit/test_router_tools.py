@@ -2,6 +2,7 @@
 
 import json
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from shoal.router.text import ChatTemplate, PromptEncoder
 from shoal.router.tools import CallDelta, CallStyle, TextDelta, ToolCallParser, ToolMode, read_messages, read_tools
 
 NAMES = frozenset({"weather", "add"})
-HERMES = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich", "days": [1, 2]}}\n</tool_call>'
+ZURICH = '{"city": "Zürich", "days": [1, 2]}'
+HERMES = f'Let me see.\n<tool_call>\n{{"name": "weather", "arguments": {ZURICH}}}\n</tool_call>'
 SMOLLM = '<tool_call>[{"name": "add", "arguments": {"a": 1}}, {"name": "weather", "arguments": {}}]</tool_call>'
 LLAMA = '{"name": "weather", "parameters": {"city": "a}\\"b"}}; {"name": "add", "parameters": {}}'
 
@@ -28,7 +30,7 @@ def parse(text: str, style: CallStyle, cuts: set[int] = frozenset()) -> tuple[st
     """The text and the calls (name, arguments), fed in pieces."""
     parser, events = ToolCallParser(style, NAMES), []
     borders = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
-    for start, stop in zip(borders, borders[1:], strict=False):
+    for start, stop in pairwise(borders):
         events += parser.push(text[start:stop])
     events += parser.finish()
     calls: list[list[str]] = []
@@ -47,7 +49,7 @@ def parse(text: str, style: CallStyle, cuts: set[int] = frozenset()) -> tuple[st
     [
         (CallStyle.TAGGED, HERMES, "Let me see.", [("weather", '{"city": "Zürich", "days": [1, 2]}')]),
         (CallStyle.TAGGED, SMOLLM, "", [("add", '{"a": 1}'), ("weather", "{}")]),
-        (CallStyle.TAGGED, SMOLLM + "\n" + HERMES[12:], "", [("add", '{"a": 1}'), ("weather", "{}"), ("weather", HERMES[HERMES.index('{"city') : -14])]),
+        (CallStyle.TAGGED, SMOLLM + "\n" + HERMES[12:], "", [("add", '{"a": 1}'), ("weather", "{}"), ("weather", ZURICH)]),
         (CallStyle.TAGGED, "<tool_call>[]</tool_call>", "", []),
         (CallStyle.TAGGED, '<tool_call>{"arguments": {"a": 2}, "name": "add"}</tool_call>', "", [("add", '{"a": 2}')]),
         (CallStyle.TAGGED, '<tool_call>{"name": "add", "arguments": "{\\"a\\": 2}"}</tool_call>', "", [("add", '{"a": 2}')]),
@@ -71,9 +73,7 @@ def test_calls_are_found_whole_and_in_pieces(style: CallStyle, answer: str, text
     assert parse(answer, style, set(range(len(answer)))) == (text, calls)
 
 
-pieces = st.sampled_from(
-    ["<tool_call>", "</tool_call>", HERMES, SMOLLM, LLAMA, "{", "}", "[", "]", ",", '"name"', ":", '"add"', '"arguments"', " ", "\n", "x"]
-)  # fmt: skip
+pieces = st.sampled_from(["<tool_call>", "</tool_call>", HERMES, SMOLLM, LLAMA, '"name"', '"add"', '"arguments"', *"{}[],: \nx"])
 
 
 @settings(max_examples=300, deadline=None)
@@ -106,7 +106,7 @@ def test_arguments_stream_before_the_call_is_whole() -> None:
         (json.dumps([tool("a")] * 129), "", "at most 128"),
         ("", '"required"', "no tools are given"),
         (json.dumps([tool("a")]), '"always"', "tool_choice must be"),
-        (json.dumps([tool("a")]), '{"type": "function", "function": {"name": "b"}}', "names 'b', which is not among the tools: a"),
+        (json.dumps([tool("a")]), '{"type": "function", "function": {"name": "b"}}', "names 'b', which is not among"),
     ],
 )  # fmt: skip
 def test_bad_tools_are_refused_by_name(tools: str, choice: str, words: str) -> None:
@@ -177,7 +177,7 @@ def test_smollm2_is_told_of_tools_in_a_system_message_and_sees_its_calls() -> No
         ({"role": "user"}, "chat message 0 is empty"),
         ({"role": "user", "content": "x", "tool_calls_json": "[]"}, "only the assistant"),
         ({"role": "assistant", "tool_calls_json": "{"}, "tool_calls must be a list"),
-        ({"role": "assistant", "tool_calls_json": '[{"function": {"name": "f", "arguments": "3"}}]'}, "tool_calls must be a list"),
+        ({"role": "assistant", "tool_calls_json": '[{"function": {"name": "f", "arguments": "3"}}]'}, "must be a list"),
     ],
 )  # fmt: skip
 def test_bad_messages_are_refused_by_number(fields: dict[str, str], words: str) -> None:
