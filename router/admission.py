@@ -90,6 +90,14 @@ class Admission:
         )
         return Admitted(dispatch, request.stream)
 
+    async def tokenize(self, request: shoal_pb2.GenerateRequest, *, add_special_tokens: bool = True) -> Prompt:
+        """The input's ids alone; nothing else of the request is looked at but its model."""
+        check_model(request.model, self.limits.model)
+        if request.HasField("text") and not add_special_tokens:
+            self._check_characters(len(request.text))
+            return await asyncio.to_thread(self._encoder.encode_text, request.text, add_special_tokens=False)
+        return await self._prompt(request, read_tools(request.chat.tools_json, request.chat.tool_choice_json))
+
     async def _prompt(self, request: shoal_pb2.GenerateRequest, tools: Tools | None) -> Prompt:
         match request.WhichOneof("input"):
             case "text":

@@ -14,6 +14,7 @@ from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
 from shoal.router.admission import Admission
 from shoal.router.dispatch import Dispatcher
 from shoal.router.endpoints import ControllerEndpoints, EndpointSource, StaticEndpoints
+from shoal.router.http import HttpServer, http_app
 from shoal.router.registry import Registry
 from shoal.router.service import Parts, RouterService
 from shoal.router.servicer import ShoalServicer
@@ -58,6 +59,8 @@ class Router:
         self._endpoints = endpoints or _endpoint_source(config)
         self.service = RouterService(parts, asyncio.get_running_loop().time)
         self._server = RpcServer()
+        self.http_address: Address | None = None
+        self._http = HttpServer(http_app(self.service, config)) if config.http_listen is not None else None
         self._metrics: MetricsServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -70,28 +73,40 @@ class Router:
         )
         listen = Address.parse(self.config.listen, "the router's address")
         address = await self._server.start(listen, allow_wildcard=self.config.allow_wildcard)
-        if self.config.metrics is not None:
-            metrics = Address.parse(self.config.metrics, "the address of metrics")
-            try:
-                self._metrics = serve_metrics(metrics, allow_wildcard=self.config.allow_wildcard)
-            except ShoalError:
-                await self._server.stop()
-                raise
-            _log.info("metrics at http://%s/metrics", self._metrics.address)
+        try:
+            await self._start_http()
+        except ShoalError:
+            await self._stop_servers(0.0)
+            raise
         self._spawn(self.registry.follow(self._endpoints), "follow endpoints")
         self._spawn(self.registry.poll_reports(self.config.load_interval_s), "poll reports")
         self._spawn(self._publish_health(), "publish health")
         return address
 
+    async def _start_http(self) -> None:
+        allow_wildcard = self.config.allow_wildcard
+        if self.config.metrics is not None:
+            metrics = Address.parse(self.config.metrics, "the address of metrics")
+            self._metrics = serve_metrics(metrics, allow_wildcard=allow_wildcard)
+            _log.info("metrics at http://%s/metrics", self._metrics.address)
+        if self._http is not None and self.config.http_listen is not None:
+            listen = Address.parse(self.config.http_listen, "the address of HTTP")
+            self.http_address = await self._http.start(listen, allow_wildcard=allow_wildcard)
+            _log.info("OpenAI's API at http://%s/v1", self.http_address)
+
+    async def _stop_servers(self, grace_s: float) -> None:
+        self.service.drain()
+        await asyncio.gather(self._server.stop(grace_s), *([self._http.stop(grace_s)] if self._http is not None else []))
+        if self._metrics is not None:
+            await asyncio.to_thread(self._metrics.close)
+
     async def stop(self, grace_s: float = 0.0) -> None:
         """NOT_SERVING first, then let running requests finish for so long, then end."""
-        await self._server.stop(grace_s)
+        await self._stop_servers(grace_s)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.registry.close()
-        if self._metrics is not None:
-            await asyncio.to_thread(self._metrics.close)
 
     async def failed(self) -> None:
         """Waits until one of the router's own tasks ends, which none should, and raises InternalError that names it."""

@@ -19,3 +19,4 @@ READY_WORKERS = gauge("shoal_router_ready_workers", "Workers that may be chosen"
 WATCH_RECONNECTS = counter(
     "shoal_router_reopened_endpoint_streams_total", "Times the list of endpoints had to be asked for again"
 )
+HTTP_REQUESTS = counter("shoal_router_http_requests_total", "Answers of the HTTP door, by path and status", ("path", "status"))

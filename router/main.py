@@ -16,6 +16,8 @@ from shoal.visibility import Visibility
 
 @click.command(name="router", context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--listen", default="127.0.0.1:50051", metavar="HOST:PORT", help="Where clients call; port 0 picks a free one.")
+@click.option("--http-listen", metavar="HOST:PORT", help="Serve OpenAI's API over HTTP there; port 0 picks a free one.")
+@click.option("--http-max-body-mb", default=32.0, help="Largest body of an HTTP request, in MB.")
 @click.option("--controller", metavar="HOST:PORT", help="The controller that publishes where the workers are.")
 @click.option("--worker", "workers", multiple=True, metavar="POOL=HOST:PORT", help="A fixed worker instead; repeat per worker.")
 @click.option("--model", default="smollm2-135m", help="Name or path; only its configuration and tokenizer are read.")
@@ -31,8 +33,8 @@ from shoal.visibility import Visibility
 @click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics at http://HOST:PORT/metrics.")
 @click.option("--allow-wildcard", is_flag=True, help="Permit addresses that listen on every interface.")
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
-def command(visibilities: str, flush_ms: float, log_level: str, **settings: object) -> None:
-    """Serve Shoal's public gRPC API over a pool of prefill and decode workers.
+def command(visibilities: str, flush_ms: float, http_max_body_mb: float, log_level: str, **settings: object) -> None:
+    """Serve Shoal's public APIs over a pool of prefill and decode workers.
 
     SIGTERM and Ctrl-C: health says NOT_SERVING, running requests finish (up to --drain-s), then the process ends.
     """
@@ -41,6 +43,7 @@ def command(visibilities: str, flush_ms: float, log_level: str, **settings: obje
         config = RouterConfig(
             visibilities=parse_visibilities(visibilities),
             flush_s=flush_ms / 1e3,
+            http_max_body_bytes=int(http_max_body_mb * 1e6),
             **settings,  # type: ignore[arg-type]  # click has parsed each by its own type
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -66,6 +69,8 @@ async def run(config: RouterConfig) -> None:
         loop.add_signal_handler(number, stopping.set)
     router = Router(config)
     address = await router.start()
+    if router.http_address is not None:
+        print(f"router serving HTTP on {router.http_address}", flush=True)
     print(f"router listening on {address}", flush=True)
     waits = {asyncio.create_task(stopping.wait()), asyncio.create_task(router.failed())}
     done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

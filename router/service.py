@@ -20,6 +20,8 @@ from shoal.router.generation import Generation
 from shoal.router.output import Answer
 from shoal.router.registry import Registry
 from shoal.router.replies import chunk_reply, complete_reply
+from shoal.router.text import Prompt
+from shoal.router.validation import check_model
 from shoal.router.worker import DECODE
 from shoal.rpc import to_status
 from shoal.types import DType
@@ -44,6 +46,7 @@ class RouterService:
         self.parts = parts
         self._clock = clock
         self._started = clock()
+        self._is_draining = False
         self._running: dict[str, set[Generation]] = defaultdict(set)
 
     async def generate(
@@ -105,6 +108,23 @@ class RouterService:
         if complete.completion_tokens > 1:
             instruments.TPOT.labels(policy).observe(complete.timings.tpot_ms / 1e3)
         return reply
+
+    async def tokenize(self, request: shoal_pb2.GenerateRequest, *, add_special_tokens: bool = True) -> Prompt:
+        """The ids of a request's input, as `generate` would run them; of a text also without the tokenizer's own."""
+        return await self.parts.admission.tokenize(request, add_special_tokens=add_special_tokens)
+
+    def check_model(self, model: str) -> None:
+        """Raises NotFound when another model is meant."""
+        check_model(model, self.parts.admission.limits.model)
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a request could be run now."""
+        return self.parts.registry.can_serve and not self._is_draining
+
+    def drain(self) -> None:
+        """No longer say that requests can be run; those that come are."""
+        self._is_draining = True
 
     def abort(self, request_ids: Iterable[str]) -> int:
         """End every running request with one of these ids, with what it has; returns how many there were."""

@@ -78,9 +78,9 @@ class PromptEncoder:
         """Length of the generation prompt after a plain conversation: what `speed` runs at full depth by default."""
         return self.encode_chat([{"role": "user", "content": "Hello"}]).boundary_tokens
 
-    def encode_text(self, text: str) -> Prompt:
+    def encode_text(self, text: str, *, add_special_tokens: bool = True) -> Prompt:
         """Ids of plain text, with the special tokens that the tokenizer itself puts around a sequence."""
-        return Prompt(tuple(self._tokenizer.encode(text, add_special_tokens=True)))
+        return Prompt(tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens)))
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
         """Ids of a conversation up to the assistant's turn. Raises Unsupported when the model has no chat template."""

@@ -56,7 +56,12 @@ class Cluster:
         self.decode = [FakeDecodeWorker(self.wire, revision, f"decode-{i}") for i in range(num_decode)]
         visibilities = tuple(Visibility.parse(text) for text in settings.pop("visibilities", VISIBILITIES))
         self.config = RouterConfig(
-            model="smollm2-135m", listen="127.0.0.1:0", controller="127.0.0.1:1", visibilities=visibilities, **settings
+            model="smollm2-135m",
+            listen="127.0.0.1:0",
+            http_listen="127.0.0.1:0",
+            controller="127.0.0.1:1",
+            visibilities=visibilities,
+            **settings,
         )
 
     @property
@@ -69,6 +74,7 @@ class Cluster:
             self.board.states[worker] = "ready"
         self.router = Router(self.config, endpoints=self.board)
         self.address = str(await self.router.start())
+        self.http = f"http://{self.router.http_address}"
         self.channel = open_channel(self.address)
         self.stub = shoal_pb2_grpc.ShoalStub(self.channel)
         await until(lambda: sum(w.state == "ready" for w in self.router.registry.workers) >= self.num_usable)

@@ -12,6 +12,9 @@ class RouterConfig:
 
     model: str  # name or path, as shoal.model_files.open_model takes it
     listen: str = "127.0.0.1:50051"
+    http_listen: str | None = None  # host:port of OpenAI's API
+    http_max_body_bytes: int = 32 << 20
+    http_body_timeout_s: float = 60.0
     controller: str | None = None  # host:port
     workers: tuple[str, ...] = ()  # pool=host:port, instead of a controller
     visibilities: tuple[Visibility, ...] = field(default=(Visibility(),))  # the first is the default
@@ -32,13 +35,13 @@ class RouterConfig:
             raise InvalidConfig("a router needs either a controller's address or a list of workers, and not both")
         if not self.visibilities:
             raise InvalidConfig("the list of allowed visibilities is empty; name at least one, as in full")
-        for name in ("max_boundary_tokens", "flush_tokens", "max_queued_tokens"):
+        for name in ("max_boundary_tokens", "flush_tokens", "max_queued_tokens", "http_max_body_bytes"):
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"router.{name} must be at least 1")
         for name in ("max_retries", "flush_s", "drain_s"):
             if not getattr(self, name) >= 0:
                 raise InvalidConfig(f"router.{name} must be 0 or more")
-        for name in ("max_request_s", "load_interval_s"):
+        for name in ("max_request_s", "load_interval_s", "http_body_timeout_s"):
             if not getattr(self, name) > 0:
                 raise InvalidConfig(f"router.{name} must be greater than 0")
         if self.max_context is not None and self.max_context < 2:
