@@ -1,7 +1,7 @@
 """The service's replies to text completions, whole or in chunks. Knows OpenAI's shapes; knows no connection."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.pb.v1 import shoal_pb2
@@ -10,12 +10,13 @@ from shoal.router.http.completion_question import CompletionQuestion
 from shoal.router.http.logprobs import CompletionLogprobs, TokenNames, join_lists
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EchoedPrompt:
-    """A prompt that the answer repeats."""
+    """A prompt that every choice of it repeats. Its log-probabilities come once, with the first reply."""
 
     text: str
     token_ids: Sequence[int]
+    logprobs: shoal_pb2.OutputLogProbs = field(default_factory=shoal_pb2.OutputLogProbs)
 
 
 class CompletionChoice:
@@ -62,7 +63,10 @@ class CompletionChoice:
         echoed, self._echoed = self._echoed, None
         if echoed is None:
             return "", None
-        return echoed.text, self._logprobs.prompt(echoed.token_ids, message) if self._logprobs is not None else None
+        if message.token_ids:
+            echoed.logprobs = message
+        lists = self._logprobs.prompt(echoed.token_ids, echoed.logprobs) if self._logprobs is not None else None
+        return echoed.text, lists
 
     def _choice(self, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
         return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": None}

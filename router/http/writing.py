@@ -57,20 +57,20 @@ class Writer:
 
     async def whole(self, replies: AsyncGenerator[Reply, None]) -> Body:
         """The body of an answer that is not streamed. With several choices each carries its own extension too."""
-        usage, entries, extensions = Usage(), {}, {}
+        usage, completes = Usage(), dict[tuple[int, int], shoal_pb2.GenerateComplete]()
         async with aclosing(replies):
             async for prompt, reply in replies:
                 if reply.HasField("complete"):
                     usage.add(prompt, reply.complete, shown=self.shows_completion)
-                    index = self._index(prompt, reply.complete.index)
-                    entries[index] = self._choice(prompt, reply.complete.index).whole(reply.complete)
-                    extensions[index] = extension(reply.complete)
-        if not entries:
+                    completes[prompt, reply.complete.index] = reply.complete
+        if not completes:
             raise InternalError("the service ended without an answer")
+        ordered = sorted(completes.items())  # a prompt's first child tells of the prompt
+        entries = [self._choice(*key).whole(complete) for key, complete in ordered]
+        extensions = [extension(complete) for _, complete in ordered]
         if len(entries) > 1:
-            entries = {index: entry | {"shoal": extensions[index]} for index, entry in entries.items()}
-        choices = [entries[index] for index in sorted(entries)]
-        return self.heading.body(choices, usage=usage.body(), shoal=extensions[min(extensions)])
+            entries = [entry | {"shoal": told} for entry, told in zip(entries, extensions, strict=True)]
+        return self.heading.body(entries, usage=usage.body(), shoal=extensions[0])
 
     def _index(self, prompt: int, child: int) -> int:
         return prompt * self.num_children + child

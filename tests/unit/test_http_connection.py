@@ -12,6 +12,7 @@ import pytest
 
 from shoal.config.router import RouterConfig
 from shoal.errors import InvalidConfig
+from shoal.metrics import REGISTRY
 from shoal.router.app import Router
 from tests.fakes.cluster import Board, Cluster
 from tests.fakes.workers import until
@@ -85,20 +86,28 @@ async def test_a_reader_that_stops_reading_holds_up_its_own_request_only(cluster
     small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     small.connect((host, int(port)))
     small.setblocking(False)
-    _, writer = await asyncio.open_connection(sock=small, limit=1024)
+    reader, writer = await asyncio.open_connection(sock=small, limit=1024)
     body = json.dumps(ASK | {"stream": True, "logprobs": True, "top_logprobs": 1}).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
-    await worker.busy()
-    sent = -1
-    while sent != worker.num_sent:  # until nothing more is taken from the worker
-        sent = worker.num_sent
+    before, taken = generated(), -1
+    while taken != generated() - before or not taken:  # until the router takes no more from the worker
+        taken = generated() - before
         await asyncio.sleep(0.3)
-    assert worker.running == 1 and sent < 8_000  # the answer would have 8,160 tokens
+    assert 16 <= taken < 6_000  # the answer has 8,160 tokens
     async with httpx2.AsyncClient(base_url=cluster.http) as http:
         assert (await http.post(CHAT, json=ASK | {"max_tokens": 3})).status_code == 200
+    assert generated() - before == taken + 3
+    told = b""
+    while not told.endswith(b"0\r\n\r\n"):
+        told += await asyncio.wait_for(reader.read(1 << 16), 10)
+    assert generated() - before > 8_000 and told.count(b'"content":"') > 400 and b"[DONE]" in told
     writer.close()
     await worker.idle()
+
+
+def generated() -> float:
+    return REGISTRY.get_sample_value("shoal_router_generated_tokens_total") or 0.0
 
 
 async def test_stopping_lets_answers_finish_and_takes_no_new_ones() -> None:

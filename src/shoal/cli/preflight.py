@@ -28,12 +28,15 @@ def check(config: ServeConfig) -> ModelFiles:
         except InvalidConfig as error:
             text = str(error).replace("allowed_visibilities", "--visibilities").replace("kv_memory_bytes", "--kv-memory")
             raise InvalidConfig(text) from error
-    if Address.parse(config.listen).is_wildcard and not config.allow_wildcard:
-        raise InvalidConfig(f"--listen {config.listen} means every interface; name one, or add --allow-wildcard")
+    for flag, listen in (("--listen", config.listen), ("--http-listen", config.http_listen)):
+        if listen and Address.parse(listen).is_wildcard and not config.allow_wildcard:
+            raise InvalidConfig(f"{flag} {listen} means every interface; name one, or add --allow-wildcard")
     if config.ray_address:
         check_reachable(config.ray_address, "--ray-address")
     host, port = config.listen_address
     check_port(host, port, "--listen")
+    if config.http_address is not None:
+        check_port(*config.http_address, "--http-listen")
     for metrics_port in metrics_ports(config):
         check_port(config.worker_host, metrics_port, "--metrics-port")
     return model

@@ -72,5 +72,7 @@ async def _run(supervisor: Supervisor, progress: StartProgress) -> None:
         f"({config.prefill_workers} prefill, {config.decode_workers} decode; {', '.join(config.visibilities)})\n"
         f'try:   shoal generate --address {supervisor.address} "Why do fish swim in shoals?"'
     )
+    if config.http_listen:
+        click.echo(f"http:  OpenAI's API at http://{config.http_listen}/v1")
     sys.stdout.flush()
     await supervisor.wait()

@@ -46,6 +46,9 @@ class Supervisor:
         host, port = config.listen_address
         if port == 0:
             config = replace(config, listen=f"{host}:{free_port(host)}")
+        if config.http_address is not None and config.http_address[1] == 0:
+            host = config.http_address[0]
+            config = replace(config, http_listen=f"{host}:{free_port(host)}")
         self.config = config
         self._listeners = listeners
         self._controller_address = f"{config.worker_host}:{free_port(config.worker_host)}"  # kept when it is started again
@@ -103,6 +106,7 @@ class Supervisor:
         arguments += ["--max-context", str(config.max_context_tokens)] if config.max_context_tokens else []
         arguments += ["--drain-s", str(config.grace_s), "--log-level", config.log_level]
         arguments += ["--metrics", f"{config.worker_host}:{metrics[0]}"] if metrics else []
+        arguments += ["--http-listen", config.http_listen] if config.http_listen else []
         return arguments + (["--allow-wildcard"] if config.allow_wildcard else [])
 
     async def _keep(self, name: str, *, restart: bool) -> None:

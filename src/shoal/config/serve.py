@@ -33,7 +33,8 @@ class ServeConfig:
     visibilities: tuple[str, ...] = ("full",)  # the allow-list; the first is the default
     max_boundary_tokens: int = 64
     listen: str = "127.0.0.1:50051"
-    allow_wildcard: bool = False  # permits `listen` on every interface
+    http_listen: str = ""  # host:port of OpenAI's API; "": none
+    allow_wildcard: bool = False  # permits `listen` and `http_listen` on every interface
     prefill_workers: int = 1
     decode_workers: int = 1
     threads_per_worker: int = 1
@@ -78,7 +79,7 @@ class ServeConfig:
             raise InvalidConfig(f"metrics_port must lie in 0…65535 (0: no metrics), not {self.metrics_port}")
         if self.keep_workers and not self.ray_address:
             raise InvalidConfig("keep_workers needs ray_address: workers of a local Ray end with it")
-        self.listen_address  # noqa: B018  (raises when it cannot be read)
+        self.listen_address, self.http_address  # noqa: B018  (raise when they cannot be read)
         for text in self.visibilities:
             try:
                 visibility = Visibility.parse(text)
@@ -90,10 +91,12 @@ class ServeConfig:
     @property
     def listen_address(self) -> tuple[str, int]:
         """Host and port of the router. Port 0 lets the system choose."""
-        host, colon, port = self.listen.rpartition(":")
-        if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-            raise InvalidConfig(f"listen must be HOST:PORT, as in 127.0.0.1:50051, not {self.listen!r}")
-        return host, int(port)
+        return _address("listen", self.listen)
+
+    @property
+    def http_address(self) -> tuple[str, int] | None:
+        """Host and port of the router's HTTP door; None when it has none."""
+        return _address("http_listen", self.http_listen) if self.http_listen else None
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], source: str = "configuration") -> Self:
@@ -137,6 +140,13 @@ class ServeConfig:
             transfer=replace(self.transfer, backend=self.transfer_backend, host=self.worker_host),
             chaos=self.chaos,
         )
+
+
+def _address(name: str, text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise InvalidConfig(f"{name} must be HOST:PORT, as in 127.0.0.1:50051, not {text!r}")
+    return host, int(port)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
