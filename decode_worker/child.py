@@ -42,9 +42,19 @@ class Child:
     def constrain(self, make: ConstraintMaker) -> None:
         """Hold the answer to its constraint, from where the replayed tokens left it. May take long: not on the event loop."""
         if self.spec.sampling.constraint is not None:
-            self._constraint = make(self.spec.sampling.constraint)
+            self._constraint = make(self.spec.sampling.constraint, self.spec.sampling.stop_token_ids)
             for token_id in self.spec.replay_ids:
                 self._constraint.accept(token_id)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the answer's constraint can be followed no further."""
+        return self._constraint.failure if self._constraint is not None else None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer's constraint lets nothing follow."""
+        return self._constraint is not None and self._constraint.is_complete
 
     def sample_row(self) -> SampleRow:
         """How to draw the next token."""

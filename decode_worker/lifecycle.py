@@ -15,7 +15,7 @@ from shoal.decode_worker.reservations import Reservations
 from shoal.decode_worker.spec import DecodeSpec
 from shoal.decode_worker.step_loop import DecodeStepLoop
 from shoal.engine.sampling import ConstraintMaker
-from shoal.errors import Cancelled, DeadlineExceeded, InternalError, ShoalError, Unsupported
+from shoal.errors import Cancelled, DeadlineExceeded, InternalError, ShoalError
 from shoal.placement.plan import Entry, EntryKind
 
 _log = logging.getLogger(__name__)
@@ -29,8 +29,7 @@ class RequestRunner:
         config: WorkerConfig,
         reservations: Reservations,
         steps: DecodeStepLoop,
-        *,
-        make_constraint: ConstraintMaker | None = None,
+        make_constraint: ConstraintMaker,
     ) -> None:
         self._config = config
         self._reservations = reservations
@@ -44,12 +43,7 @@ class RequestRunner:
         return list(self._tasks)
 
     def submit(self, spec: DecodeSpec, deadline_s: float) -> DecodeRequest:
-        """Take a request in; it may last until its deadline, waiting for blocks included.
-
-        Raises Unsupported for a constraint where none can be made.
-        """
-        if self._make_constraint is None and spec.children[0].sampling.constraint is not None:
-            raise Unsupported("this decode worker cannot constrain answers; leave the constraint out")
+        """Take a request in; it may last until its deadline, waiting for blocks included."""
         request = DecodeRequest(spec)
         task = asyncio.create_task(self._live(request, deadline_s), name=f"decode-{spec.attempt_id}")
         self._tasks[request] = task
@@ -104,7 +98,7 @@ class RequestRunner:
             request.reservation = reservation
             request.move(RequestState.RESERVED)
             request.reserved.set_result(reservation)
-            if self._make_constraint is not None and request.spec.children[0].sampling.constraint is not None:
+            if request.spec.children[0].sampling.constraint is not None:
                 for child in request.children:
                     await asyncio.to_thread(child.constrain, self._make_constraint)
             if reservation.incoming is not None:

@@ -18,7 +18,7 @@ from shoal.decode_worker.step import DecodeStep, Projection, Row, run_step
 from shoal.engine.resident import Resident
 from shoal.engine.sampling import Picked, Sampled
 from shoal.engine.step_loop import StepLoop
-from shoal.errors import InternalError
+from shoal.errors import InternalError, InvalidRequest
 from shoal.placement.batching import Batcher, Chunk, TokenCursor
 from shoal.types import FinishReason, TokenLogprobs
 
@@ -188,10 +188,14 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
             return
         sampling, token_id = child.spec.sampling, sampled.token_id
         child.take(token_id)
+        if child.failure is not None:
+            self._forget(request.spec.attempt_id)
+            request.end(InvalidRequest(f"the answer's constraint can be followed no further ({child.failure}); simplify it"))
+            return
         request.noted_token()
         request.output.put(OutputToken(token_id, sampled.logprobs, child.index))
         metrics.SAMPLED_TOKENS.inc()
-        if token_id in sampling.stop_token_ids:
+        if token_id in sampling.stop_token_ids or child.is_complete:
             finish = Finish(FinishReason.STOP, token_id, child.index)
         elif child.num_sampled >= sampling.max_tokens:
             finish = Finish(FinishReason.LENGTH, index=child.index)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import psutil
 
 from shoal.config.worker import Pool, WorkerConfig
+from shoal.constraints import ConstraintCompiler
 from shoal.decode_worker import metrics
 from shoal.decode_worker.lifecycle import RequestRunner
 from shoal.decode_worker.request import DecodeRequest
@@ -20,13 +21,12 @@ from shoal.decode_worker.servicer import DecodeServicer
 from shoal.decode_worker.spec import read_spec
 from shoal.decode_worker.step_loop import DecodeStepLoop
 from shoal.engine.resident import Resident, fingerprint_of, load_resident, open_for
-from shoal.engine.sampling import ConstraintMaker
 from shoal.engine.weights import HeldLayers
 from shoal.errors import InvalidConfig, Unavailable
 from shoal.kv_transfer import TransferServer
 from shoal.kv_transfer.faults import Faults
 from shoal.kv_transfer.wire import fingerprint_to_pb
-from shoal.model_files import ModelFiles
+from shoal.model_files import ModelFiles, load_tokenizer
 from shoal.pb.internal.v1 import transfer_pb2, transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
 from shoal.pb.v1 import shoal_pb2
 from shoal.rpc import Address, RpcServer
@@ -40,15 +40,12 @@ class DecodeWorker:
         self,
         config: WorkerConfig,
         progress: Callable[[int, int], None] | None = None,
-        *,
-        make_constraint: ConstraintMaker | None = None,
     ) -> None:
         if config.pool is not Pool.DECODE:
             raise InvalidConfig(f"worker {config.worker_id} is configured for pool {config.pool}, not for decode")
         self.config = config
         self.address = ""  # host:port, once bound
         self._progress = progress
-        self._make_constraint = make_constraint
         self._loaded: _Loaded | None = None
         self._draining = False
 
@@ -137,7 +134,9 @@ class DecodeWorker:
     def _assemble(self, resident: Resident) -> "_Loaded":
         reservations = Reservations(resident, self.config, self._fingerprint, self._transfers)
         steps = DecodeStepLoop(resident, self.config, reservations)
-        runner = RequestRunner(self.config, reservations, steps, make_constraint=self._make_constraint)
+        eos_ids = self._model.config.eos_token_ids
+        constraints = ConstraintCompiler(lambda: load_tokenizer(self._model), self.shape.vocab_size, eos_ids)
+        runner = RequestRunner(self.config, reservations, steps, constraints.make)
         blocks, holdings = resident.blocks, reservations.holdings
         metrics.TOTAL_BLOCKS.set(blocks.num_blocks)
         metrics.USED_BLOCKS.set_function(lambda: blocks.num_used)

@@ -11,7 +11,7 @@ import torch
 
 from shoal.engine.decoder import Decoder
 from shoal.engine.kv_pool import KvPool
-from shoal.engine.sampling import Picked, SampleRow, TokenCounts, Want, pick
+from shoal.engine.sampling import ConstraintMaker, Picked, SampleRow, TokenConstraint, TokenCounts, Want, pick
 from shoal.engine.segment import (
     RequestKv,
     Segment,
@@ -85,6 +85,7 @@ class _Running:
     kv: RequestKv
     tokens: list[int]  # prompt, replayed, generated; or prompt and continuation
     counts: TokenCounts | None
+    constraint: TokenConstraint | None
     num_sampled: int = 0
     num_scored: int = 0
     deep_states: list[tuple[range, torch.Tensor]] = field(default_factory=list)  # what prefill "ships", until next it runs
@@ -109,7 +110,7 @@ class _Running:
         """What a chunk of decode tokens wants of its logits."""
         request, scored = self.request, self.scored(chunk)
         num_top = request.sampling.num_logprobs if request.continuation_ids else request.prompt_logprobs
-        row = SampleRow(request.sampling, request.child, len(self.tokens), self.num_sampled, self.counts)
+        row = SampleRow(request.sampling, request.child, len(self.tokens), self.num_sampled, self.counts, self.constraint)
         ids = self.tokens[scored.start + 1 : scored.stop + 1] if scored else []
         return Want([row] if self.draws(chunk) else [], ids, num_top or 0)
 
@@ -124,6 +125,7 @@ class LocalEngine:
         *,
         token_budget: int = 512,
         max_step_requests: int = 256,
+        make_constraint: ConstraintMaker | None = None,
     ) -> None:
         if token_budget < 1 or max_step_requests < 1:
             raise InvalidRequest("token_budget and max_step_requests must be at least 1")
@@ -131,6 +133,7 @@ class LocalEngine:
         self._pool = pool
         self._token_budget = token_budget
         self._max_step_requests = max_step_requests
+        self._make_constraint = make_constraint
         self.blocks = BlockPool(pool.num_blocks)
         self._batcher = Batcher()
         self._waiting: dict[str, tuple[LocalRequest, ReservationSize]] = {}  # in order of arrival
@@ -145,7 +148,8 @@ class LocalEngine:
     def submit(self, key: str, request: LocalRequest) -> None:
         """Queue a request; it joins a step when its blocks are free.
 
-        Raises AlreadyExists for a key in use, InvalidRequest (before any work) for one that can never run.
+        Raises AlreadyExists for a key in use, InvalidRequest (before any work) for one that can never run, Unsupported for a
+        constraint where none can be made.
         """
         if key in self._waiting or key in self._running:
             raise AlreadyExists(f"request {key} is being served already")
@@ -161,6 +165,7 @@ class LocalEngine:
                 f"{len(given)} tokens + max_tokens {request.sampling.max_tokens} exceed the context of {shape.max_context}; "
                 f"shorten the prompt or lower max_tokens"
             )
+        self._constrain(request)
         size = decode_reservation(
             shape,
             self._pool.dtype,
@@ -240,9 +245,21 @@ class LocalEngine:
             counts = TokenCounts(request.prompt_ids, request.replay_token_ids) if sampling.has_penalties else None
             tokens = [*request.prompt_ids, *(request.continuation_ids or request.replay_token_ids)]
             request = replace(request, sampling=sampling)
-            self._running[key] = _Running(request, tables, RequestKv.of(tables), tokens, counts)
+            self._running[key] = _Running(request, tables, RequestKv.of(tables), tokens, counts, self._constrain(request))
             num_to_run = len(tokens) - 1 if request.continuation_ids else len(tokens)
             self._batcher.add(TokenCursor(key, layout.split.num_prefill_tokens, num_to_run, 0))
+
+    def _constrain(self, request: LocalRequest) -> TokenConstraint | None:
+        """What the answer is held to, from where the replayed tokens left it."""
+        sampling = request.sampling
+        if sampling.constraint is None:
+            return None
+        if self._make_constraint is None:
+            raise Unsupported("this engine has no tokenizer to constrain answers with; leave the constraint out")
+        constraint = self._make_constraint(sampling.constraint, sampling.stop_token_ids)
+        for token_id in request.replay_token_ids:
+            constraint.accept(token_id)
+        return constraint
 
     def _hand_out(self, key: str, picked: Picked) -> list[LocalToken]:
         """Scored tokens of a continuation, then the one that was drawn. Scores of the prompt are kept."""
@@ -260,10 +277,17 @@ class LocalEngine:
         for sampled in picked.drawn:
             running.tokens.append(sampled.token_id)
             running.num_sampled += 1
-            reason = None
+            reason, constraint = None, running.constraint
             if running.counts is not None:
                 running.counts.add(sampled.token_id)
-            if sampled.token_id in request.sampling.stop_token_ids:
+            if constraint is not None:
+                constraint.accept(sampled.token_id)
+                if constraint.failure is not None:
+                    self.cancel(key)
+                    raise InvalidRequest(
+                        f"the answer's constraint can be followed no further ({constraint.failure}); simplify it"
+                    )
+            if sampled.token_id in request.sampling.stop_token_ids or (constraint is not None and constraint.is_complete):
                 reason = FinishReason.STOP
             elif running.num_sampled == request.sampling.max_tokens:
                 reason = FinishReason.LENGTH

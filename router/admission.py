@@ -6,10 +6,11 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import Final
 
+from shoal.constraints import ConstraintCompiler
 from shoal.errors import InvalidConfig, InvalidRequest
 from shoal.pb.v1 import shoal_pb2
 from shoal.router.legs import DispatchRequest
-from shoal.router.sampling import SEED_BITS, check_num_children, check_prompt_logprobs, check_sampling
+from shoal.router.sampling import SEED_BITS, check_num_children, check_prompt_logprobs, check_sampling, read_constraint
 from shoal.router.text import Prompt, PromptEncoder
 from shoal.router.tools import Tools, read_messages, read_tools
 from shoal.router.validation import (
@@ -48,10 +49,11 @@ class Admitted:
 class Admission:
     """Raises InvalidRequest (or Unsupported) before anything is sent to a worker."""
 
-    def __init__(self, encoder: PromptEncoder, limits: RequestLimits) -> None:
+    def __init__(self, encoder: PromptEncoder, limits: RequestLimits, constraints: ConstraintCompiler) -> None:
         """Raises InvalidConfig when the default boundary of `speed` would break the operator's own limit."""
         self.limits = limits
         self._encoder = encoder
+        self._constraints = constraints
         boundary = encoder.num_generation_tokens if encoder.has_chat_template else 1
         uses_default = any(v.kind is VisibilityKind.SPEED and v.boundary_tokens is None for v in limits.visibilities)
         if uses_default and boundary > limits.max_boundary_tokens:
@@ -68,11 +70,11 @@ class Admission:
         tools = read_tools(request.chat.tools_json, request.chat.tool_choice_json)
         num_children = check_num_children(request.sampling_params)
         prompt_logprobs = check_prompt_logprobs(request.sampling_params, wanted.resolve(self.limits.num_layers))
+        sampling_params = _with_forced_call(request, tools)
+        await self._check_constraint(sampling_params)
         prompt = await self._prompt(request, tools)
         check_prompt_length(len(prompt.token_ids), self.limits.max_context)
-        sampling = check_sampling(
-            _with_forced_call(request, tools), self.limits, len(prompt.token_ids), secrets.randbits(SEED_BITS)
-        )
+        sampling = check_sampling(sampling_params, self.limits, len(prompt.token_ids), secrets.randbits(SEED_BITS))
         boundary = prompt.boundary_tokens if wanted.kind is VisibilityKind.SPEED else 1
         visibility = wanted.resolve(self.limits.num_layers, boundary)
         notices: tuple[str, ...] = ()
@@ -97,6 +99,12 @@ class Admission:
             self._check_characters(len(request.text))
             return await asyncio.to_thread(self._encoder.encode_text, request.text, add_special_tokens=False)
         return await self._prompt(request, read_tools(request.chat.tools_json, request.chat.tool_choice_json))
+
+    async def _check_constraint(self, message: shoal_pb2.SamplingParams) -> None:
+        """Compile it, in a thread unless it is known: a client hears of its mistake before any work is done."""
+        constraint = read_constraint(message)
+        if constraint is not None and not self._constraints.knows(constraint):
+            await asyncio.to_thread(self._constraints.check, constraint)
 
     async def _prompt(self, request: shoal_pb2.GenerateRequest, tools: Tools | None) -> Prompt:
         match request.WhichOneof("input"):
