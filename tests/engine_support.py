@@ -55,7 +55,7 @@ def smollm2(dtype: DType = DType.FLOAT32) -> Decoder:
     return Decoder.load(model, dtype=dtype, held=HeldLayers.everything(model.config.shape.num_layers))[0]
 
 
-def engine(of: Decoder, num_blocks: int = 1500, block_size: int = 4, dtype: DType = DType.FLOAT32, **options: int) -> LocalEngine:
+def engine(of: Decoder, num_blocks: int = 1500, block_size: int = 4, dtype: DType = DType.FLOAT32, **options: Any) -> LocalEngine:
     return LocalEngine(of, KvPool(of.config.shape, num_blocks, block_size, dtype), **options)
 
 
