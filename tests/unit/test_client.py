@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from shoal.cli.main import COMMANDS, cli
 from shoal.client import AsyncClient, Chunk, Client, Completion, Message, Sampling
-from shoal.client.requests import build_request
+from shoal.client.requests import Options, build_request
 from shoal.errors import CapacityExceeded, DeadlineExceeded, InvalidRequest, Unavailable
 from shoal.model_files import load_tokenizer, open_model
 from shoal.types import FinishReason
@@ -117,9 +117,8 @@ async def test_errors_come_back_as_classes(cluster: Cluster) -> None:
     ],
 )
 def test_contradictions_are_refused_before_any_call(arguments: dict[str, Any], words: str) -> None:
-    defaults = dict(system=None, raw=False, token_ids=None, sampling=None, visibility=None, request_id="", stream=False)
     with pytest.raises(InvalidRequest, match=words):
-        build_request(arguments.pop("prompt", None), **{**defaults, **arguments})
+        build_request(arguments.pop("prompt", None), Options(**arguments), stream=False)
 
 
 async def test_generate_prints_the_answer_on_stdout_and_figures_on_stderr(cluster: Cluster) -> None:

@@ -1,8 +1,22 @@
 """Python clients of the public gRPC API. Need neither torch nor Ray."""
 
 from shoal.client.aio import AsyncClient
+from shoal.client.connection import Retry, tls_credentials
 from shoal.client.requests import Sampling
 from shoal.client.sync import Client
-from shoal.client.types import Chunk, Completion, Message, Timings, Transfer
+from shoal.client.types import Chunk, Completion, Message, Score, Timings, ToolCall, Transfer
 
-__all__ = ["AsyncClient", "Chunk", "Client", "Completion", "Message", "Sampling", "Timings", "Transfer"]
+__all__ = [
+    "AsyncClient",
+    "Chunk",
+    "Client",
+    "Completion",
+    "Message",
+    "Retry",
+    "Sampling",
+    "Score",
+    "Timings",
+    "ToolCall",
+    "Transfer",
+    "tls_credentials",
+]

@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import grpc
 
-from shoal.client.requests import Prompt, Sampling, build_request, read_error
-from shoal.client.types import Chunk, Completion, read_reply
+from shoal.client.connection import CALL_TIMEOUT_S, Attempts, Retry, bearer
+from shoal.client.requests import Options, Prompt, Text, build_request, build_score, check_one, read_error
+from shoal.client.types import Chunk, Completion, Score, only_one, read_reply
 from shoal.errors import Cancelled, InternalError
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
 from shoal.rpc import open_channel
@@ -21,51 +22,56 @@ class AsyncClient:
         done = await client.complete("Why do fish swim in shoals?", sampling=Sampling(max_tokens=64))
     """
 
-    def __init__(self, address: str = "127.0.0.1:50051", *, credentials: grpc.ChannelCredentials | None = None) -> None:
+    def __init__(
+        self,
+        address: str = "127.0.0.1:50051",
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        token: str | None = None,
+        retry: Retry = Retry(),  # noqa: B008  (frozen)
+    ) -> None:
+        """`credentials` (see `tls_credentials`) turn TLS on; `token` goes with every call."""
         self.address = address
+        self._retry, self._metadata = retry, bearer(token)
         self._channel = open_channel(address, credentials)
         self._stub: Any = shoal_pb2_grpc.ShoalStub(self._channel)
 
     def generate(
-        self,
-        prompt: Prompt | None = None,
-        *,
-        system: str | None = None,
-        raw: bool = False,
-        token_ids: Sequence[int] | None = None,
-        sampling: Sampling | None = None,
-        visibility: str | None = None,
-        request_id: str = "",
-        timeout_s: float | None = None,
+        self, prompt: Prompt | None = None, *, timeout_s: float | None = None, **options: Unpack[Options]
     ) -> AsyncGenerator[Chunk | Completion, None]:
-        """Stream an answer: chunks as they come, then one Completion. Closing the generator cancels the request."""
-        request = build_request(
-            prompt, system=system, raw=raw, token_ids=token_ids, sampling=sampling, visibility=visibility,
-            request_id=request_id, stream=True,
-        )  # fmt: skip
-        return self._events(request, timeout_s)
+        """Stream an answer: chunks as they come, and one Completion for each of n. Closing the generator cancels the request."""
+        return self._events(build_request(prompt, options, stream=True), timeout_s)
 
     async def complete(
+        self, prompt: Prompt | None = None, *, timeout_s: float | None = None, **options: Unpack[Options]
+    ) -> Completion:
+        """The whole answer at once. Raises InvalidRequest for n > 1."""
+        check_one(options)
+        return only_one(await self.complete_all(prompt, timeout_s=timeout_s, **options))
+
+    async def complete_all(
+        self, prompt: Prompt | None = None, *, timeout_s: float | None = None, **options: Unpack[Options]
+    ) -> tuple[Completion, ...]:
+        """All n answers, by index."""
+        events = self._events(build_request(prompt, options, stream=False), timeout_s)
+        return tuple(sorted([e async for e in events if isinstance(e, Completion)], key=lambda done: done.index))
+
+    async def score(
         self,
-        prompt: Prompt | None = None,
+        prompt: Text,
+        continuation: Text,
         *,
-        system: str | None = None,
-        raw: bool = False,
-        token_ids: Sequence[int] | None = None,
-        sampling: Sampling | None = None,
+        logprobs: int = 0,
         visibility: str | None = None,
         request_id: str = "",
+        model: str = "",
         timeout_s: float | None = None,
-    ) -> Completion:
-        """The whole answer at once."""
-        request = build_request(
-            prompt, system=system, raw=raw, token_ids=token_ids, sampling=sampling, visibility=visibility,
-            request_id=request_id, stream=False,
+    ) -> Score:
+        """How likely `continuation` is after `prompt`, each a text or token ids."""
+        request = build_score(
+            prompt, continuation, logprobs=logprobs, visibility=visibility, request_id=request_id, model=model
         )  # fmt: skip
-        async for event in self._events(request, timeout_s):
-            if isinstance(event, Completion):
-                return event
-        raise InternalError("the server ended the stream without an answer")
+        return Score.read(await self._call(self._stub.Score, request, timeout_s))
 
     async def abort(self, *request_ids: str) -> int:
         """End running requests with these ids; returns how many there were."""
@@ -99,22 +105,42 @@ class AsyncClient:
     async def _events(
         self, request: shoal_pb2.GenerateRequest, timeout_s: float | None
     ) -> AsyncGenerator[Chunk | Completion, None]:
-        call = self._stub.Generate(request, timeout=timeout_s)
-        try:
-            async for reply in call:
-                yield read_reply(reply)
-        except grpc.aio.AioRpcError as error:
-            raise read_error(error, self.address) from None
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise Cancelled("the server cancelled the request") from None
-        finally:
-            call.cancel()
+        attempts = Attempts(self._retry, timeout_s)
+        while True:
+            started = False
+            call = self._stub.Generate(request, timeout=attempts.time_left_s, metadata=self._metadata)
+            try:
+                async for reply in call:
+                    started = True
+                    yield read_reply(reply)
+                if not started:
+                    raise InternalError("the server ended the stream without an answer")
+                return
+            except grpc.aio.AioRpcError as error:
+                pause_s = attempts.pause_s(read_error(error, self.address), started=started)
+            except asyncio.CancelledError:
+                if _is_ours():
+                    raise
+                raise Cancelled("the server cancelled the request") from None
+            finally:
+                call.cancel()
+            await asyncio.sleep(pause_s)
 
-    async def _call(self, method: Any, request: Any) -> Any:
-        try:
-            return await method(request, timeout=10.0)
-        except grpc.aio.AioRpcError as error:
-            raise read_error(error, self.address) from None
+    async def _call(self, method: Any, request: Any, timeout_s: float | None = CALL_TIMEOUT_S) -> Any:
+        attempts = Attempts(self._retry, timeout_s)
+        while True:
+            try:
+                return await method(request, timeout=attempts.time_left_s, metadata=self._metadata)
+            except grpc.aio.AioRpcError as error:
+                pause_s = attempts.pause_s(read_error(error, self.address), started=False)
+            except asyncio.CancelledError:
+                if _is_ours():
+                    raise
+                raise Cancelled("the server cancelled the call") from None
+            await asyncio.sleep(pause_s)
+
+
+def _is_ours() -> bool:
+    """Whether it is this task that is being cancelled: grpc.aio raises the same for a call that its server cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,22 +1,22 @@
 """The synchronous client. Thin: builds a request, makes the call, hands out typed values."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, Unpack
 
 import grpc
 
-from shoal.client.requests import Prompt, Sampling, build_request, read_error
-from shoal.client.types import Chunk, Completion, read_reply
+from shoal.client.connection import CALL_TIMEOUT_S, Attempts, Retry, bearer
+from shoal.client.requests import Options, Prompt, Text, build_request, build_score, check_one, read_error
+from shoal.client.types import Chunk, Completion, Score, only_one, read_reply
 from shoal.errors import InternalError
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
 from shoal.rpc import open_sync_channel
 
-Reply = TypeVar("Reply")
-
 
 class Client:
-    """A connection to a router.
+    """A connection to a router. Thread-safe.
 
     with Client("127.0.0.1:50051") as client:
         for event in client.generate("Why do fish swim in shoals?", visibility="speed:22"):
@@ -25,54 +25,57 @@ class Client:
             else:
                 print("\\n", event.finish_reason, event.timings.ttft_ms, event.transfer.payload_bytes)
 
-    Calls raise the classes of shoal.errors; `timeout_s` is the deadline of a call.
+    Calls raise the classes of shoal.errors; `timeout_s` is the deadline of a call, retries included.
     """
 
-    def __init__(self, address: str = "127.0.0.1:50051", *, credentials: grpc.ChannelCredentials | None = None) -> None:
+    def __init__(
+        self,
+        address: str = "127.0.0.1:50051",
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        token: str | None = None,
+        retry: Retry = Retry(),  # noqa: B008  (frozen)
+    ) -> None:
+        """`credentials` (see `tls_credentials`) turn TLS on; `token` goes with every call."""
         self.address = address
+        self._retry, self._metadata = retry, bearer(token)
         self._channel = open_sync_channel(address, credentials)
         self._stub: Any = shoal_pb2_grpc.ShoalStub(self._channel)
 
     def generate(
-        self,
-        prompt: Prompt | None = None,
-        *,
-        system: str | None = None,
-        raw: bool = False,
-        token_ids: Sequence[int] | None = None,
-        sampling: Sampling | None = None,
-        visibility: str | None = None,
-        request_id: str = "",
-        timeout_s: float | None = None,
+        self, prompt: Prompt | None = None, *, timeout_s: float | None = None, **options: Unpack[Options]
     ) -> Iterator[Chunk | Completion]:
-        """Stream an answer: chunks as they come, then one Completion. Leaving the loop early cancels the request."""
-        request = build_request(
-            prompt, system=system, raw=raw, token_ids=token_ids, sampling=sampling, visibility=visibility,
-            request_id=request_id, stream=True,
-        )  # fmt: skip
-        return self._events(request, timeout_s)
+        """Stream an answer: chunks as they come, and one Completion for each of n. Leaving the loop early cancels the request."""
+        return self._events(build_request(prompt, options, stream=True), timeout_s)
 
-    def complete(
+    def complete(self, prompt: Prompt | None = None, *, timeout_s: float | None = None, **options: Unpack[Options]) -> Completion:
+        """The whole answer at once. Raises InvalidRequest for n > 1."""
+        check_one(options)
+        return only_one(self.complete_all(prompt, timeout_s=timeout_s, **options))
+
+    def complete_all(
+        self, prompt: Prompt | None = None, *, timeout_s: float | None = None, **options: Unpack[Options]
+    ) -> tuple[Completion, ...]:
+        """All n answers, by index."""
+        events = self._events(build_request(prompt, options, stream=False), timeout_s)
+        return tuple(sorted((e for e in events if isinstance(e, Completion)), key=lambda done: done.index))
+
+    def score(
         self,
-        prompt: Prompt | None = None,
+        prompt: Text,
+        continuation: Text,
         *,
-        system: str | None = None,
-        raw: bool = False,
-        token_ids: Sequence[int] | None = None,
-        sampling: Sampling | None = None,
+        logprobs: int = 0,
         visibility: str | None = None,
         request_id: str = "",
+        model: str = "",
         timeout_s: float | None = None,
-    ) -> Completion:
-        """The whole answer at once."""
-        request = build_request(
-            prompt, system=system, raw=raw, token_ids=token_ids, sampling=sampling, visibility=visibility,
-            request_id=request_id, stream=False,
+    ) -> Score:
+        """How likely `continuation` is after `prompt`, each a text or token ids."""
+        request = build_score(
+            prompt, continuation, logprobs=logprobs, visibility=visibility, request_id=request_id, model=model
         )  # fmt: skip
-        for event in self._events(request, timeout_s):
-            if isinstance(event, Completion):
-                return event
-        raise InternalError("the server ended the stream without an answer")
+        return Score.read(self._call(self._stub.Score, request, timeout_s))
 
     def abort(self, *request_ids: str) -> int:
         """End running requests with these ids; returns how many there were."""
@@ -104,17 +107,27 @@ class Client:
         self.close()
 
     def _events(self, request: shoal_pb2.GenerateRequest, timeout_s: float | None) -> Iterator[Chunk | Completion]:
-        call = self._stub.Generate(request, timeout=timeout_s)
-        try:
-            for reply in call:
-                yield read_reply(reply)
-        except grpc.RpcError as error:
-            raise read_error(error, self.address) from None
-        finally:
-            call.cancel()
+        attempts = Attempts(self._retry, timeout_s)
+        while True:
+            started = False
+            call = self._stub.Generate(request, timeout=attempts.time_left_s, metadata=self._metadata)
+            try:
+                for reply in call:
+                    started = True
+                    yield read_reply(reply)
+                if not started:
+                    raise InternalError("the server ended the stream without an answer")
+                return
+            except grpc.RpcError as error:
+                pause_s = attempts.pause_s(read_error(error, self.address), started=started)
+            finally:
+                call.cancel()
+            time.sleep(pause_s)
 
-    def _call(self, method: Callable[..., Any], request: Any) -> Any:
-        try:
-            return method(request, timeout=10.0)
-        except grpc.RpcError as error:
-            raise read_error(error, self.address) from None
+    def _call(self, method: Callable[..., Any], request: Any, timeout_s: float | None = CALL_TIMEOUT_S) -> Any:
+        attempts = Attempts(self._retry, timeout_s)
+        while True:
+            try:
+                return method(request, timeout=attempts.time_left_s, metadata=self._metadata)
+            except grpc.RpcError as error:
+                time.sleep(attempts.pause_s(read_error(error, self.address), started=False))

@@ -4,25 +4,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from shoal.errors import InternalError
 from shoal.pb.v1 import shoal_pb2
 from shoal.types import FinishReason, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the assistant made; `arguments` is a JSON object, written out."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation; `role` is system, user or assistant."""
+    """One turn of a conversation; `role` is system, user, assistant or tool."""
 
     role: str
-    content: str
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()  # assistant
+    tool_call_id: str = ""  # tool: the call this answers
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What is new in a stream. Joined, the texts of all chunks are the completion's text."""
+    """What is new in a stream. Joined, the texts of all chunks of one index are that completion's text."""
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
+    index: int = 0  # which of n answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +49,11 @@ class Transfer:
     num_entries: int
     prefill_worker: str  # "" when nothing was transferred
     decode_worker: str
+
+    @classmethod
+    def read(cls, message: shoal_pb2.TransferStats) -> Self:
+        """From the public message."""
+        return cls(**{field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +91,13 @@ class Completion:
     num_retries: int
     notices: tuple[str, ...]  # declared fallbacks
     logprobs: tuple[TokenLogprobs, ...] = ()
+    index: int = 0  # which of n answers
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt's second token on; with index 0 only
 
     @classmethod
     def read(cls, request_id: str, message: shoal_pb2.GenerateComplete) -> Self:
         """From the public message."""
-        transfer, timings = message.transfer, message.timings
+        timings = message.timings
         matched = message.WhichOneof("matched_stop")
         return cls(
             request_id=request_id,
@@ -89,19 +110,49 @@ class Completion:
             cached_tokens=message.cached_tokens,
             visibility=message.visibility,
             seed=message.seed,
-            transfer=Transfer(**{field.name: getattr(transfer, field.name) for field in transfer.DESCRIPTOR.fields}),
+            transfer=Transfer.read(message.transfer),
             timings=Timings(**{field.name: getattr(timings, field.name) for field in timings.DESCRIPTOR.fields}),
             decode_kv_layer_tokens=message.decode_kv.layer_tokens,
             decode_kv_bytes=message.decode_kv.bytes,
             num_retries=message.num_retries,
             notices=tuple(message.notices),
             logprobs=read_logprobs(message.output_logprobs),
+            index=message.index,
+            prompt_logprobs=read_logprobs(message.input_logprobs),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How likely a continuation is after a prompt, under a visibility."""
+
+    request_id: str
+    token_ids: tuple[int, ...]  # of the continuation
+    logprobs: tuple[TokenLogprobs, ...]  # one per token
+    total_logprob: float
+    is_greedy: bool  # every token was the most likely one
+    prompt_tokens: int
+    visibility: str  # as resolved, boundary included
+    transfer: Transfer
+
+    @classmethod
+    def read(cls, message: shoal_pb2.ScoreResponse) -> Self:
+        """From the public message."""
+        return cls(
+            request_id=message.request_id,
+            token_ids=tuple(message.logprobs.token_ids),
+            logprobs=read_logprobs(message.logprobs),
+            total_logprob=message.total_logprob,
+            is_greedy=message.is_greedy,
+            prompt_tokens=message.prompt_tokens,
+            visibility=message.visibility,
+            transfer=Transfer.read(message.transfer),
         )
 
 
 def read_logprobs(message: shoal_pb2.OutputLogProbs) -> tuple[TokenLogprobs, ...]:
     """One per token; () when none were asked for."""
-    tops: Sequence[shoal_pb2.TopLogProbs] = message.top_logprobs
+    tops: Sequence[shoal_pb2.TopLogProbs] = message.top_logprobs or [shoal_pb2.TopLogProbs()] * len(message.token_ids)
     return tuple(
         TokenLogprobs(logprob, tuple(zip(top.token_ids, top.values, strict=True)))
         for logprob, top in zip(message.token_logprobs, tops, strict=True)
@@ -113,4 +164,11 @@ def read_reply(message: shoal_pb2.GenerateResponse) -> Chunk | Completion:
     if message.HasField("complete"):
         return Completion.read(message.request_id, message.complete)
     chunk = message.chunk
-    return Chunk(chunk.text, tuple(chunk.token_ids), read_logprobs(chunk.output_logprobs))
+    return Chunk(chunk.text, tuple(chunk.token_ids), read_logprobs(chunk.output_logprobs), chunk.index)
+
+
+def only_one(completions: Sequence[Completion]) -> Completion:
+    """The answer of a request for one. Raises InternalError when there is none."""
+    if not completions:
+        raise InternalError("the server ended the stream without an answer")
+    return completions[0]
