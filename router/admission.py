@@ -10,7 +10,14 @@ from shoal.constraints import ConstraintCompiler
 from shoal.errors import InvalidConfig, InvalidRequest
 from shoal.pb.v1 import shoal_pb2
 from shoal.router.legs import DispatchRequest
-from shoal.router.sampling import SEED_BITS, check_num_children, check_prompt_logprobs, check_sampling, read_constraint
+from shoal.router.sampling import (
+    MAX_LOGPROBS,
+    SEED_BITS,
+    check_num_children,
+    check_prompt_logprobs,
+    check_sampling,
+    read_constraint,
+)
 from shoal.router.text import Prompt, PromptEncoder
 from shoal.router.tools import Tools, read_messages, read_tools
 from shoal.router.validation import (
@@ -22,6 +29,7 @@ from shoal.router.validation import (
     check_token_ids,
     check_visibility,
 )
+from shoal.types import SamplingParams
 from shoal.visibility import VisibilityKind
 
 _MAX_CHARACTERS_PER_TOKEN: Final = 256  # no vocabulary has longer tokens
@@ -106,6 +114,54 @@ class Admission:
         if constraint is not None and not self._constraints.knows(constraint):
             await asyncio.to_thread(self._constraints.check, constraint)
 
+    async def admit_score(self, request: shoal_pb2.ScoreRequest, deadline: float) -> Admitted:
+        """The same for a continuation to be scored."""
+        check_request_id(request.request_id)
+        check_model(request.model, self.limits.model)
+        wanted = check_visibility(request.visibility if request.HasField("visibility") else None, self.limits)
+        if not 0 <= request.logprobs <= MAX_LOGPROBS:
+            raise InvalidRequest(f"logprobs must lie in 0…{MAX_LOGPROBS}, not {request.logprobs}")
+        given = shoal_pb2.GenerateRequest()
+        match request.WhichOneof("prompt"):
+            case "text":
+                given.text = request.text
+            case "tokenized":
+                given.tokenized.CopyFrom(request.tokenized)
+        prompt = await self._prompt(given, None)
+        check_prompt_length(len(prompt.token_ids), self.limits.max_context)
+        continuation = await self._continuation(request, prompt.token_ids)
+        num_tokens = len(prompt.token_ids) + len(continuation)
+        if num_tokens > self.limits.max_context:
+            raise InvalidRequest(
+                f"prompt ({len(prompt.token_ids)} tokens) + continuation ({len(continuation)}) exceed the context limit of "
+                f"{self.limits.max_context}: shorten one of them"
+            )
+        dispatch = DispatchRequest(
+            request_id=request.request_id or uuid.uuid4().hex,
+            prompt_ids=prompt.token_ids,
+            visibility=wanted.resolve(self.limits.num_layers, 1),
+            sampling=SamplingParams(1, num_logprobs=request.logprobs),
+            deadline=deadline,
+            continuation_ids=continuation,
+        )
+        return Admitted(dispatch, streams=False)
+
+    async def _continuation(self, request: shoal_pb2.ScoreRequest, prompt_ids: tuple[int, ...]) -> tuple[int, ...]:
+        token_ids: tuple[int, ...] = ()
+        match request.WhichOneof("continuation"):
+            case "continuation_text":
+                self._check_characters(len(request.text) + len(request.continuation_text))
+                encode, text = self._encoder.encode_continuation, request.continuation_text
+                token_ids = await asyncio.to_thread(encode, request.text, prompt_ids, text)
+            case "continuation_tokenized":
+                token_ids = tuple(request.continuation_tokenized.input_ids)
+                check_token_ids(token_ids, self.limits.vocab_size, "continuation_tokenized.input_ids")
+        if not token_ids:
+            raise InvalidRequest(
+                "the continuation is empty; send `continuation_text` or `continuation_tokenized` of at least one token"
+            )
+        return token_ids
+
     async def _prompt(self, request: shoal_pb2.GenerateRequest, tools: Tools | None) -> Prompt:
         match request.WhichOneof("input"):
             case "text":
@@ -127,7 +183,7 @@ class Admission:
                 check_prompt_length(len(token_ids), self.limits.max_context)
                 check_token_ids(token_ids, self.limits.vocab_size)
                 return Prompt(tuple(token_ids))
-        raise InvalidRequest("the request has no input; send `text`, `chat` or `tokenized`")
+        raise InvalidRequest("the request has no input; send `text`, `chat` (not to Score) or `tokenized`")
 
     def _check_characters(self, num_characters: int) -> None:
         """Refuse by length alone what no tokenisation could fit into the context."""

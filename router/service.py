@@ -4,8 +4,8 @@ Every door translates, calls one of these, and translates back: gRPC in servicer
 """
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 
 import shoal
@@ -20,6 +20,7 @@ from shoal.router.generation import Generation
 from shoal.router.output import Answer
 from shoal.router.registry import Registry
 from shoal.router.replies import chunk_reply, complete_reply
+from shoal.router.scoring import Scoring
 from shoal.router.text import Prompt
 from shoal.router.validation import check_model
 from shoal.router.worker import DECODE
@@ -39,6 +40,14 @@ class Parts:
     registry: Registry
 
 
+@dataclass(slots=True)
+class _Ending:
+    """How a request ended, for its metric."""
+
+    outcome: str = "cancelled"
+    policy: str = "none"
+
+
 class RouterService:
     """One per router. Running requests are held by the client's id, which need not be unique. Raises shoal.errors."""
 
@@ -47,30 +56,35 @@ class RouterService:
         self._clock = clock
         self._started = clock()
         self._is_draining = False
-        self._running: dict[str, set[Generation]] = defaultdict(set)
+        self._running: dict[str, set[Generation | Scoring]] = defaultdict(set)
 
     async def generate(
         self, request: shoal_pb2.GenerateRequest, time_left_s: float
     ) -> AsyncGenerator[shoal_pb2.GenerateResponse, None]:
         """Deltas when the request streams, and a complete answer for each child. Closing the generator ends both legs."""
         arrived = self._clock()
-        policy, outcome = "none", "cancelled"
-        try:
+        with self._counted() as ending:
             admitted = await self.parts.admission.admit(request, arrived + time_left_s)
-            policy = admitted.policy
+            ending.policy = admitted.policy
             async with aclosing(self._run(admitted, arrived)) as replies:
                 async for reply in replies:
                     if reply.HasField("complete"):
-                        outcome = reply.complete.finish_reason
+                        ending.outcome = reply.complete.finish_reason
                     yield reply
-        except ShoalError as error:
-            outcome = to_status(error).name.lower()
-            raise
-        except Exception:
-            outcome = "internal"
-            raise
-        finally:
-            instruments.REQUESTS.labels(outcome, policy).inc()
+
+    async def score(self, request: shoal_pb2.ScoreRequest, time_left_s: float) -> shoal_pb2.ScoreResponse:
+        """Log-probabilities of a continuation. Cancelling the call ends both legs."""
+        arrived = self._clock()
+        with self._counted() as ending:
+            admitted = await self.parts.admission.admit_score(request, arrived + time_left_s)
+            ending.policy = admitted.policy
+            scoring = Scoring(admitted, self.parts.dispatcher.start(admitted.dispatch))
+            with self._registered(scoring):
+                reply = await scoring.run(self.parts.model.config.shape, self._dtype)
+            instruments.PAYLOAD_BYTES.labels(admitted.policy).inc(reply.transfer.payload_bytes)
+            instruments.FULL_DEPTH_BYTES.labels(admitted.policy).inc(reply.transfer.full_depth_bytes)
+            ending.outcome = "scored"
+            return reply
 
     async def _run(self, admitted: Admitted, arrived: float) -> AsyncGenerator[shoal_pb2.GenerateResponse, None]:
         parts, config = self.parts, self.parts.config
@@ -83,21 +97,43 @@ class RouterService:
             flush_tokens=config.flush_tokens,
             max_queued_tokens=config.max_queued_tokens,
         )
-        instruments.PROMPT_TOKENS.inc(len(admitted.dispatch.prompt_ids))
-        same_id = self._running[admitted.request_id]
-        same_id.add(generation)
+        with self._registered(generation):
+            async with aclosing(generation.deltas()) as deltas:
+                async for delta in deltas:
+                    if admitted.streams and delta:
+                        yield chunk_reply(generation, delta)
+                    if delta.ends:
+                        yield self._complete(generation, generation.answers[delta.index])
+
+    @contextmanager
+    def _registered(self, running: Generation | Scoring) -> Iterator[None]:
+        """While it runs, it can be aborted by its id."""
+        request = running.admitted.dispatch
+        instruments.PROMPT_TOKENS.inc(len(request.prompt_ids))
+        same_id = self._running[request.request_id]
+        same_id.add(running)
         try:
             with instruments.ACTIVE.track_inprogress():
-                async with aclosing(generation.deltas()) as deltas:
-                    async for delta in deltas:
-                        if admitted.streams and delta:
-                            yield chunk_reply(generation, delta)
-                        if delta.ends:
-                            yield self._complete(generation, generation.answers[delta.index])
+                yield
         finally:
-            same_id.discard(generation)
+            same_id.discard(running)
             if not same_id:
-                self._running.pop(admitted.request_id, None)
+                self._running.pop(request.request_id, None)
+
+    @contextmanager
+    def _counted(self) -> Iterator["_Ending"]:
+        """Count a request by how it ends."""
+        ending = _Ending()
+        try:
+            yield ending
+        except ShoalError as error:
+            ending.outcome = to_status(error).name.lower()
+            raise
+        except Exception:
+            ending.outcome = "internal"
+            raise
+        finally:
+            instruments.REQUESTS.labels(ending.outcome, ending.policy).inc()
 
     def _complete(self, generation: Generation, answer: Answer) -> shoal_pb2.GenerateResponse:
         reply = complete_reply(generation, answer, self.parts.model.config.shape, self._dtype, self._clock())
@@ -128,10 +164,10 @@ class RouterService:
 
     def abort(self, request_ids: Iterable[str]) -> int:
         """End every running request with one of these ids, with what it has; returns how many there were."""
-        generations = [g for request_id in set(request_ids) for g in self._running.get(request_id, ())]
-        for generation in generations:
-            generation.abort()
-        return len(generations)
+        found = [running for request_id in set(request_ids) for running in self._running.get(request_id, ())]
+        for running in found:
+            running.abort()
+        return len(found)
 
     def model_info(self) -> shoal_pb2.GetModelInfoResponse:
         """The served model, and what requests may ask for."""
@@ -157,7 +193,7 @@ class RouterService:
         return shoal_pb2.GetServerInfoResponse(
             version=shoal.__version__,
             uptime_seconds=self._clock() - self._started,
-            active_requests=sum(len(generations) for generations in self._running.values()),
+            active_requests=sum(len(same_id) for same_id in self._running.values()),
             workers=[
                 shoal_pb2.WorkerInfo(worker_id=w.worker_id, pool=w.pool, address=w.address, state=w.state, epoch=w.epoch)
                 for w in self.parts.registry.workers

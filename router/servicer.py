@@ -26,6 +26,9 @@ class ShoalServicer(shoal_pb2_grpc.ShoalServicer):
             async for reply in replies:
                 yield reply
 
+    async def Score(self, request: shoal_pb2.ScoreRequest, context: "Context[Any, Any]") -> shoal_pb2.ScoreResponse:
+        return await self._service.score(request, self._time_left_s(context))
+
     async def Abort(self, request: shoal_pb2.AbortRequest, context: "Context[Any, Any]") -> shoal_pb2.AbortResponse:
         return shoal_pb2.AbortResponse(num_aborted=self._service.abort(request.request_ids))
 

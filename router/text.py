@@ -82,6 +82,16 @@ class PromptEncoder:
         """Ids of plain text, with the special tokens that the tokenizer itself puts around a sequence."""
         return Prompt(tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens)))
 
+    def encode_continuation(self, prompt_text: str, prompt_ids: Sequence[int], continuation: str) -> tuple[int, ...]:
+        """Ids of a text that goes on after a prompt: what the joined text has beyond the prompt's ids. Where a token would cross
+        the border, or the prompt was given as ids (`prompt_text` is ""), the ids of the continuation by itself.
+        """
+        if prompt_text:
+            joined = self._tokenizer.encode(prompt_text + continuation, add_special_tokens=True)
+            if joined[: len(prompt_ids)] == list(prompt_ids):
+                return tuple(joined[len(prompt_ids) :])
+        return tuple(self._tokenizer.encode(continuation, add_special_tokens=False))
+
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
         """Ids of a conversation up to the assistant's turn. Raises Unsupported when the model has no chat template."""
         if self._template is None:
