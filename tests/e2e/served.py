@@ -1,0 +1,109 @@
+"""A router over real workers of a tiny model, all in this process, reached over real gRPC; and the single-process reference."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.config.router import RouterConfig
+from shoal.config.worker import Pool
+from shoal.decode_worker.worker import DecodeWorker
+from shoal.engine.decoder import Decoder
+from shoal.engine.kv_pool import KvPool
+from shoal.engine.local import LocalEngine, LocalRequest, LocalResult
+from shoal.engine.weights import HeldLayers
+from shoal.model_files import open_model
+from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
+from shoal.prefill_worker.worker import PrefillWorker
+from shoal.router.app import Router
+from shoal.rpc import open_channel
+from shoal.types import DType
+from shoal.visibility import Visibility
+from tests.e2e.harness import MIXED, Endpoint, make_config
+
+torch.set_num_threads(1)  # the reference shares two cores with the workers
+
+
+@cache
+def reference(model: Path) -> Decoder:
+    files = open_model(str(model))
+    return Decoder.load(files, dtype=DType.FLOAT32, held=HeldLayers.everything(files.config.shape.num_layers))[0]
+
+
+def local(model: Path, requests: Iterable[LocalRequest], **options: int) -> list[LocalResult]:
+    """What one process answers, in a batch of its own."""
+    decoder = reference(model)
+    return LocalEngine(decoder, KvPool(decoder.config.shape, 4096, 8, DType.FLOAT32), **options).generate(requests)
+
+
+@dataclass
+class Served:
+    """`stub` is the router's; `decode` and `prefill` are the workers'."""
+
+    stub: shoal_pb2_grpc.ShoalStub
+    router: Router
+    prefill: list[PrefillWorker]
+    decode: list[DecodeWorker]
+    decode_ends: list[Endpoint]
+
+    async def replies(self, request: shoal_pb2.GenerateRequest, **call: Any) -> list[shoal_pb2.GenerateResponse]:
+        return [reply async for reply in self.stub.Generate(request, **call)]
+
+    async def completes(self, request: shoal_pb2.GenerateRequest, **call: Any) -> list[shoal_pb2.GenerateComplete]:
+        """One for each child, in their order."""
+        replies = await self.replies(request, **call)
+        found = [reply.complete for reply in replies if reply.HasField("complete")]
+        return sorted(found, key=lambda complete: complete.index)
+
+    async def all_free(self) -> None:
+        """Wait until no worker holds anything."""
+        for end in self.decode_ends:
+            await end.idle(Pool.DECODE)
+
+
+@asynccontextmanager
+async def served(
+    model: Path,
+    num_prefill: int = 1,
+    num_decode: int = 1,
+    *,
+    router: dict[str, Any] | None = None,
+    decode: Sequence[dict[str, Any]] = (),
+    **worker: Any,
+) -> AsyncIterator[Served]:
+    """`decode` are changes to the configuration of single decode workers, `worker` to that of all. Idle at the end, or it fails."""
+    async with AsyncExitStack() as stack:
+        prefill = [PrefillWorker(make_config(Pool.PREFILL, model, f"prefill-{i}", **worker)) for i in range(num_prefill)]
+        own = [dict(decode[i]) if i < len(decode) else {} for i in range(num_decode)]
+        decoders = [DecodeWorker(make_config(Pool.DECODE, model, f"decode-{i}", **(worker | own[i]))) for i in range(num_decode)]
+        addresses = []
+        for each in (*prefill, *decoders):
+            addresses.append(f"{each.config.pool}={await each.start()}")
+            stack.push_async_callback(each.stop, 0.0)
+        visibilities = tuple(Visibility.parse(text) for text in MIXED)
+        settings = {"listen": "127.0.0.1:0", "visibilities": visibilities, "flush_s": 0.0} | (router or {})
+        front = Router(RouterConfig(str(model), workers=tuple(addresses), **settings))
+        channel = open_channel(str(await front.start()))
+        stack.push_async_callback(front.stop)
+        stack.push_async_callback(channel.close, None)
+        ends = [Endpoint(each.address) for each in decoders]
+        for end in ends:
+            stack.push_async_callback(end.close)
+        async with asyncio.timeout(10):
+            while sum(worker.state == "ready" for worker in front.registry.workers) < len(addresses):
+                await asyncio.sleep(0.01)
+        found = Served(shoal_pb2_grpc.ShoalStub(channel), front, prefill, decoders, ends)
+        yield found
+        await found.all_free()
+
+
+def ask(prompt_ids: Sequence[int], visibility: str = "full", *, stream: bool = False, **sampling: Any) -> shoal_pb2.GenerateRequest:
+    """A request of token ids that runs to max_tokens unless told otherwise."""
+    params = shoal_pb2.SamplingParams(**({"ignore_eos": True, "max_tokens": 6} | sampling))
+    tokenized = shoal_pb2.TokenizedInput(input_ids=prompt_ids)
+    return shoal_pb2.GenerateRequest(tokenized=tokenized, visibility=visibility, stream=stream, sampling_params=params)
