@@ -102,7 +102,9 @@ async def served(
         await found.all_free()
 
 
-def ask(prompt_ids: Sequence[int], visibility: str = "full", *, stream: bool = False, **sampling: Any) -> shoal_pb2.GenerateRequest:
+def ask(
+    prompt_ids: Sequence[int], visibility: str = "full", *, stream: bool = False, **sampling: Any
+) -> shoal_pb2.GenerateRequest:
     """A request of token ids that runs to max_tokens unless told otherwise."""
     params = shoal_pb2.SamplingParams(**({"ignore_eos": True, "max_tokens": 6} | sampling))
     tokenized = shoal_pb2.TokenizedInput(input_ids=prompt_ids)

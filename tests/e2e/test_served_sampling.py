@@ -110,7 +110,9 @@ async def test_children_are_what_separate_requests_keyed_by_child_would_be(model
         for index, text in enumerate(MIXED):
             prompt = [rng.randrange(VOCAB) for _ in range([21, 16, 1, 40, 17, 24, 9][index])]
             boundary = ":boundary=3" if index % 2 else ""
-            request = ask(prompt, text + boundary, n=4, temperature=1.2, seed=index, max_tokens=9, presence_penalty=0.5, logprobs=1)
+            request = ask(
+                prompt, text + boundary, n=4, temperature=1.2, seed=index, max_tokens=9, presence_penalty=0.5, logprobs=1
+            )
             expected = local(model, [as_local(request, child) for child in range(4)])
             request.stream = True
             replies = await cluster.replies(request)
@@ -123,9 +125,9 @@ async def test_children_are_what_separate_requests_keyed_by_child_would_be(model
                 assert [chunk.completion_tokens for chunk in chunks][-1] == done.completion_tokens == 9
                 assert list(done.output_logprobs.token_logprobs) == pytest.approx([t.logprob for t in result.logprobs], abs=1e-3)
                 assert done.transfer.payload_bytes == done.transfer.plan_bytes == completes[0].transfer.payload_bytes
-            assert await ids_of(cluster, ask(prompt, text + boundary, temperature=1.2, seed=index, max_tokens=9, presence_penalty=0.5)) == [
-                list(expected[0].token_ids)
-            ]
+            assert await ids_of(
+                cluster, ask(prompt, text + boundary, temperature=1.2, seed=index, max_tokens=9, presence_penalty=0.5)
+            ) == [list(expected[0].token_ids)]
             await cluster.all_free()
 
 
@@ -157,7 +159,11 @@ async def test_a_stop_string_ends_one_child_on_decode_too(model: Path) -> None:
                 break
         call.cancel()
         await cluster.all_free()
-        stop = next(texts[0][i : i + 3] for i in range(4, 9) if texts[0][i : i + 3] not in texts[1] and texts[0].index(texts[0][i : i + 3]) == i)
+        stop = next(
+            texts[0][i : i + 3]
+            for i in range(4, 9)
+            if texts[0][i : i + 3] not in texts[1] and texts[0].index(texts[0][i : i + 3]) == i
+        )
         request.sampling_params.stop.append(stop)
         request.sampling_params.max_tokens = 300
         used: list[int] = []
@@ -213,7 +219,16 @@ async def test_seeds_reproduce_over_worker_pairs_and_batch_sizes(model: Path) ->
     rng = random.Random(11)
     prompts = [[rng.randrange(VOCAB) for _ in range(rng.randint(5, 40))] for _ in range(8)]
     requests = [
-        ask(prompt, MIXED[i % len(MIXED)], temperature=1.0, top_p=0.9, min_p=0.01, repetition_penalty=1.2, seed=100 + i, max_tokens=10)
+        ask(
+            prompt,
+            MIXED[i % len(MIXED)],
+            temperature=1.0,
+            top_p=0.9,
+            min_p=0.01,
+            repetition_penalty=1.2,
+            seed=100 + i,
+            max_tokens=10,
+        )
         for i, prompt in enumerate(prompts)
     ]
     sizes = [{"token_budget": 16, "max_running_requests": 2}, {"token_budget": 64}]
@@ -269,7 +284,14 @@ def test_penalties_and_min_tokens_are_rebuilt_exactly_from_replayed_tokens(model
 @pytest.mark.parametrize("num_children", [1, 3])
 async def test_a_failed_decode_worker_is_resumed_with_its_children(model: Path, num_children: int) -> None:
     """One of two decode workers stops mid-answer; every child goes on elsewhere, penalties and all, none repeats a token."""
-    sampling: dict[str, Any] = {"n": num_children, "temperature": 1.1, "seed": 9, "max_tokens": 60, "frequency_penalty": 0.8, "min_tokens": 30}
+    sampling: dict[str, Any] = {
+        "n": num_children,
+        "temperature": 1.1,
+        "seed": 9,
+        "max_tokens": 60,
+        "frequency_penalty": 0.8,
+        "min_tokens": 30,
+    }
     request = ask(list(range(20, 53)), "speed:2", stream=True, **sampling)
     expected = local(model, [as_local(request, child) for child in range(num_children)])
     async with served(model, 1, 2) as cluster:
