@@ -1,6 +1,5 @@
 """A router over real workers of a tiny model, all in this process, reached over real gRPC; and the single-process reference."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from shoal.rpc import open_channel
 from shoal.types import DType
 from shoal.visibility import Visibility
 from tests.e2e.harness import MIXED, Endpoint, make_config
+from tests.fakes.workers import until
 
 torch.set_num_threads(1)  # the reference shares two cores with the workers
 
@@ -60,6 +60,23 @@ class Served:
         found = [reply.complete for reply in replies if reply.HasField("complete")]
         return sorted(found, key=lambda complete: complete.index)
 
+    async def busy_worker(self) -> DecodeWorker:
+        """A decode worker that runs something, once one does."""
+        await until(lambda: any(worker.load().num_running_reqs for worker in self.decode), timeout_s=10)
+        return next(worker for worker in self.decode if worker.load().num_running_reqs)
+
+    async def abort(self, request_id: str) -> None:
+        """Abort it, as soon as it is known."""
+        num_aborted = 0
+        while not num_aborted:
+            num_aborted = (await self.stub.Abort(shoal_pb2.AbortRequest(request_ids=[request_id]))).num_aborted
+
+    async def stop(self, worker: DecodeWorker) -> None:
+        """End a decode worker, with whatever it runs."""
+        at = self.decode.index(worker)
+        del self.decode[at], self.decode_ends[at]
+        await worker.stop(0.0)
+
     async def all_free(self) -> None:
         """Wait until no worker holds anything."""
         for end in self.decode_ends:
@@ -76,7 +93,7 @@ async def served(
     decode: Sequence[dict[str, Any]] = (),
     **worker: Any,
 ) -> AsyncIterator[Served]:
-    """`decode` are changes to the configuration of single decode workers, `worker` to that of all. Idle at the end, or it fails."""
+    """`decode` are changes to the configuration of single decode workers, `worker` to all. Idle at the end, or it fails."""
     async with AsyncExitStack() as stack:
         prefill = [PrefillWorker(make_config(Pool.PREFILL, model, f"prefill-{i}", **worker)) for i in range(num_prefill)]
         own = [dict(decode[i]) if i < len(decode) else {} for i in range(num_decode)]
@@ -94,9 +111,7 @@ async def served(
         ends = [Endpoint(each.address) for each in decoders]
         for end in ends:
             stack.push_async_callback(end.close)
-        async with asyncio.timeout(10):
-            while sum(worker.state == "ready" for worker in front.registry.workers) < len(addresses):
-                await asyncio.sleep(0.01)
+        await until(lambda: sum(worker.state == "ready" for worker in front.registry.workers) == len(addresses), timeout_s=10)
         found = Served(shoal_pb2_grpc.ShoalStub(channel), front, prefill, decoders, ends)
         yield found
         await found.all_free()

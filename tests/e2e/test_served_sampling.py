@@ -1,4 +1,4 @@
-"""Sampling through router and workers: whatever is asked, split or not, streamed or not, alone or in a batch, the tokens are equal."""
+"""Sampling through router and workers: split or not, streamed or not, alone or in a batch, the tokens are equal."""
 
 import asyncio
 import random
@@ -258,8 +258,7 @@ async def test_cancelled_children_leave_nothing(model: Path) -> None:
             await cluster.all_free()
         request.request_id = "all"
         running = asyncio.create_task(cluster.completes(request))
-        while not (await cluster.stub.Abort(shoal_pb2.AbortRequest(request_ids=["all"]))).num_aborted:
-            await asyncio.sleep(0.01)
+        await cluster.abort("all")
         assert [c.finish_reason for c in await running] == ["abort"] * 4
 
 
@@ -304,14 +303,12 @@ async def test_a_failed_decode_worker_is_resumed_with_its_children(model: Path, 
                 continue
             got[reply.chunk.index] += reply.chunk.token_ids
             if stopping is None and min(map(len, got.values())) > 3:
-                busy = next(worker for worker in cluster.decode if worker.load().num_running_reqs)
-                stopping = asyncio.create_task(busy.stop(0.0))
+                stopping = asyncio.create_task(cluster.stop(await cluster.busy_worker()))
         assert stopping is not None
         await stopping
         assert [tuple(got[child]) for child in got] == [result.token_ids for result in expected]
         assert [tuple(ends[child].output_ids) for child in got] == [result.token_ids for result in expected]
         assert ends[0].num_retries == 1 and "resumed after" in ends[0].notices[0]
-        cluster.decode_ends = [end for end, worker in zip(cluster.decode_ends, cluster.decode, strict=True) if worker is not busy]
 
 
 @pytest.mark.parametrize(

@@ -173,26 +173,21 @@ async def test_a_score_that_fails_is_started_anew_and_one_that_is_cancelled_leav
     async with served(model, 1, 2, token_budget=4) as cluster:
         whole = await cluster.stub.Score(request)
         running = asyncio.ensure_future(cluster.stub.Score(request))
-        while not (busy := [worker for worker in cluster.decode if worker.load().num_running_reqs]):
-            await asyncio.sleep(0.005)
+        await cluster.busy_worker()
         running.cancel()
         await cluster.all_free()
         running = asyncio.ensure_future(cluster.stub.Score(request))
-        while not (await cluster.stub.Abort(shoal_pb2.AbortRequest(request_ids=["s"]))).num_aborted:
-            await asyncio.sleep(0.005)
+        await cluster.abort("s")
         with pytest.raises(grpc.aio.AioRpcError, match="was aborted") as caught:
             await running
         assert caught.value.code() is grpc.StatusCode.CANCELLED
         await cluster.all_free()
         running = asyncio.ensure_future(cluster.stub.Score(request))
-        while not (busy := [worker for worker in cluster.decode if worker.load().num_running_reqs]):
-            await asyncio.sleep(0.005)
-        await busy[0].stop(0.0)
+        busy = await cluster.busy_worker()
+        await cluster.stop(busy)
         again = await running
-        assert again.transfer.decode_worker != busy[0].config.worker_id
+        assert again.transfer.decode_worker != busy.config.worker_id
         assert list(again.logprobs.token_logprobs) == pytest.approx(list(whole.logprobs.token_logprobs), abs=1e-3)
-        left = [end for end, worker in zip(cluster.decode_ends, cluster.decode, strict=True) if worker is not busy[0]]
-        cluster.decode_ends = left
 
 
 @pytest.mark.parametrize(
