@@ -3,6 +3,7 @@
 Every door translates, calls one of these, and translates back: gRPC in servicer.py, HTTP in http/.
 """
 
+import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
@@ -21,8 +22,7 @@ from shoal.router.output import Answer
 from shoal.router.registry import Registry
 from shoal.router.replies import chunk_reply, complete_reply
 from shoal.router.scoring import Scoring
-from shoal.router.text import Prompt
-from shoal.router.validation import check_model
+from shoal.router.validation import check_model, check_token_ids
 from shoal.router.worker import DECODE
 from shoal.rpc import to_status
 from shoal.types import DType
@@ -145,13 +145,27 @@ class RouterService:
             instruments.TPOT.labels(policy).observe(complete.timings.tpot_ms / 1e3)
         return reply
 
-    async def tokenize(self, request: shoal_pb2.GenerateRequest, *, add_special_tokens: bool = True) -> Prompt:
-        """The ids of a request's input, as `generate` would run them; of a text also without the tokenizer's own."""
-        return await self.parts.admission.tokenize(request, add_special_tokens=add_special_tokens)
+    async def tokenize(self, request: shoal_pb2.TokenizeRequest) -> shoal_pb2.TokenizeResponse:
+        """The ids of a prompt, as `generate` would run them; of a text also without the tokenizer's own."""
+        given = shoal_pb2.GenerateRequest(model=request.model)
+        if request.HasField("chat"):
+            given.chat.CopyFrom(request.chat)
+        elif request.HasField("text"):
+            given.text = request.text
+        add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
+        prompt = await self.parts.admission.tokenize(given, add_special_tokens=add_special_tokens)
+        max_context = self.parts.admission.limits.max_context
+        return shoal_pb2.TokenizeResponse(token_ids=prompt.token_ids, max_context_length=max_context)
 
-    def check_model(self, model: str) -> None:
-        """Raises NotFound when another model is meant."""
-        check_model(model, self.parts.admission.limits.model)
+    async def detokenize(self, request: shoal_pb2.DetokenizeRequest) -> shoal_pb2.DetokenizeResponse:
+        """The text of ids, special tokens included unless they are to be skipped."""
+        limits = self.parts.admission.limits
+        check_model(request.model, limits.model)
+        check_token_ids(request.token_ids, limits.vocab_size, "token_ids")
+        text = await asyncio.to_thread(
+            self.parts.tokenizer.decode, request.token_ids, skip_special_tokens=request.skip_special_tokens
+        )
+        return shoal_pb2.DetokenizeResponse(text=text)
 
     @property
     def is_serving(self) -> bool:

@@ -29,6 +29,14 @@ class ShoalServicer(shoal_pb2_grpc.ShoalServicer):
     async def Score(self, request: shoal_pb2.ScoreRequest, context: "Context[Any, Any]") -> shoal_pb2.ScoreResponse:
         return await self._service.score(request, self._time_left_s(context))
 
+    async def Tokenize(self, request: shoal_pb2.TokenizeRequest, context: "Context[Any, Any]") -> shoal_pb2.TokenizeResponse:
+        return await self._service.tokenize(request)
+
+    async def Detokenize(
+        self, request: shoal_pb2.DetokenizeRequest, context: "Context[Any, Any]"
+    ) -> shoal_pb2.DetokenizeResponse:
+        return await self._service.detokenize(request)
+
     async def Abort(self, request: shoal_pb2.AbortRequest, context: "Context[Any, Any]") -> shoal_pb2.AbortResponse:
         return shoal_pb2.AbortResponse(num_aborted=self._service.abort(request.request_ids))
 

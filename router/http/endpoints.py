@@ -75,8 +75,12 @@ class Completions:
 
     async def _echo(self, request: shoal_pb2.GenerateRequest) -> EchoedPrompt:
         """What to repeat; the request goes on with the ids, so that a prompt is tokenised once."""
-        prompt_ids = (await self._service.tokenize(request)).token_ids
-        text = request.text if request.HasField("text") else self._service.parts.tokenizer.decode(prompt_ids)
+        if request.HasField("tokenized"):
+            prompt_ids = request.tokenized.input_ids
+            answer = await self._service.detokenize(shoal_pb2.DetokenizeRequest(token_ids=prompt_ids, model=request.model))
+            return EchoedPrompt(answer.text, prompt_ids)
+        text, question = request.text, shoal_pb2.TokenizeRequest(text=request.text, model=request.model)
+        prompt_ids = (await self._service.tokenize(question)).token_ids
         request.tokenized.input_ids[:] = prompt_ids
         return EchoedPrompt(text, prompt_ids)
 

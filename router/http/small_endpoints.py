@@ -55,35 +55,35 @@ class SmallEndpoints:
         """POST /tokenize: ids of a prompt, or of messages as the chat template writes them."""
         fields = await self._limits.read(request)
         fields.check_known(TOKENIZE_FIELDS)
-        question = shoal_pb2.GenerateRequest(model=fields.text("model") or "")
+        question = shoal_pb2.TokenizeRequest(model=fields.text("model") or "")
+        if (add_special_tokens := fields.flag("add_special_tokens")) is not None:
+            question.add_special_tokens = add_special_tokens
         if (fields.raw("prompt") is None) == (fields.raw("messages") is None):
             raise BadField("prompt", "send either prompt or messages")
-        add_special = fields.flag("add_special_tokens")
         if fields.raw("messages") is not None:
-            if add_special:
+            if question.add_special_tokens:
                 raise BadField("add_special_tokens", "add_special_tokens is for prompt: a chat template writes its own")
             question.chat.CopyFrom(read_chat_messages(fields))
         else:
             question.text = fields.need(fields.text("prompt"), "prompt")
-        prompt = await self._service.tokenize(question, add_special_tokens=add_special is not False)
+        found = await self._service.tokenize(question)
         answer: dict[str, Any] = {
-            "count": len(prompt.token_ids),
-            "max_model_len": self._service.parts.admission.limits.max_context,
-            "tokens": list(prompt.token_ids),
+            "count": len(found.token_ids),
+            "max_model_len": found.max_context_length,
+            "tokens": list(found.token_ids),
         }
         if fields.flag("return_token_strs"):
-            answer["token_strs"] = [self._names.name(token_id) for token_id in prompt.token_ids]
+            answer["token_strs"] = [self._names.name(token_id) for token_id in found.token_ids]
         return JSONResponse(answer)
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: the text of ids, special tokens included."""
         fields: Fields = await self._limits.read(request)
         fields.check_known(DETOKENIZE_FIELDS)
-        self._service.check_model(fields.text("model") or "")
         token_ids: list[int] = fields.need(fields.ids("tokens"), "tokens")
         check_token_ids(token_ids, self._service.parts.admission.limits.vocab_size, "tokens")
-        text = await asyncio.to_thread(self._service.parts.tokenizer.decode, token_ids, skip_special_tokens=False)
-        return JSONResponse({"prompt": text})
+        question = shoal_pb2.DetokenizeRequest(token_ids=token_ids, model=fields.text("model") or "")
+        return JSONResponse({"prompt": (await self._service.detokenize(question)).text})
 
     def _model(self) -> dict[str, Any]:
         info = self._service.model_info()

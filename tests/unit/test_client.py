@@ -70,6 +70,26 @@ async def test_the_asyncio_client_does_the_same_and_more(cluster: Cluster) -> No
         assert (await running).finish_reason is FinishReason.ABORT
 
 
+async def test_tokenizing_both_ways(cluster: Cluster) -> None:
+    def use() -> tuple[tuple[int, ...], str]:
+        with Client(cluster.address) as client:
+            ids = client.tokenize(TEXT, raw=True)
+            return ids, client.detokenize(ids)
+
+    tokenizer = load_tokenizer(open_model("smollm2-135m"))
+    assert await asyncio.to_thread(use) == (tuple(tokenizer.encode(TEXT)), TEXT)
+    async with AsyncClient(cluster.address) as client:
+        chat = await client.tokenize([Message("user", "Why?")])
+        text = await client.detokenize(chat)
+        assert text.endswith("<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n")
+        assert "<|" not in await client.detokenize(chat, skip_special_tokens=True)
+        assert await client.tokenize("Why?", raw=True, add_special_tokens=False) == tuple(tokenizer.encode("Why?"))
+        with pytest.raises(InvalidRequest, match=r"token_ids\[0\] is 99999999"):
+            await client.detokenize([99999999])
+        with pytest.raises(InvalidRequest, match="empty"):
+            await client.tokenize("", raw=True)
+
+
 async def test_leaving_a_stream_cancels_the_request(cluster: Cluster) -> None:
     cluster.decode[0].delay_s, cluster.decode[0].script = 0.01, [40]
 

@@ -136,6 +136,19 @@ def build_score(
     return request
 
 
+def build_tokenize(prompt: Prompt, *, raw: bool, add_special_tokens: bool | None) -> shoal_pb2.TokenizeRequest:
+    """A text is one user message, unless `raw`."""
+    given = build_request(prompt, Options(raw=raw), stream=False)
+    request = shoal_pb2.TokenizeRequest()
+    if add_special_tokens is not None:
+        request.add_special_tokens = add_special_tokens
+    if given.HasField("chat"):
+        request.chat.CopyFrom(given.chat)
+    else:
+        request.text = given.text
+    return request
+
+
 def read_error(error: grpc.RpcError, address: str) -> ShoalError:
     """The error of a failed call; one line when nobody answers at the address."""
     mapped = error_from_rpc(error)

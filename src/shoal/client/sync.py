@@ -8,7 +8,7 @@ from typing import Any, Self, Unpack
 import grpc
 
 from shoal.client.connection import CALL_TIMEOUT_S, Attempts, Retry, bearer
-from shoal.client.requests import Options, Prompt, Text, build_request, build_score, check_one, read_error
+from shoal.client.requests import Options, Prompt, Text, build_request, build_score, build_tokenize, check_one, read_error
 from shoal.client.types import Chunk, Completion, Score, only_one, read_reply
 from shoal.errors import InternalError
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
@@ -76,6 +76,18 @@ class Client:
             prompt, continuation, logprobs=logprobs, visibility=visibility, request_id=request_id, model=model
         )  # fmt: skip
         return Score.read(self._call(self._stub.Score, request, timeout_s))
+
+    def tokenize(
+        self, prompt: Prompt, *, raw: bool = False, add_special_tokens: bool | None = None, timeout_s: float = CALL_TIMEOUT_S
+    ) -> tuple[int, ...]:
+        """Ids of a prompt as `generate` would run it; of a raw text also without the tokenizer's own special tokens."""
+        request = build_tokenize(prompt, raw=raw, add_special_tokens=add_special_tokens)
+        return tuple((self._call(self._stub.Tokenize, request, timeout_s)).token_ids)
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of ids."""
+        request = shoal_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        return str((self._call(self._stub.Detokenize, request)).text)
 
     def abort(self, *request_ids: str) -> int:
         """End running requests with these ids; returns how many there were."""

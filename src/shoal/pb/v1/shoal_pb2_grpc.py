@@ -44,6 +44,16 @@ class ShoalStub(object):
                 request_serializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.ScoreRequest.SerializeToString,
                 response_deserializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.ScoreResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/shoal.v1.Shoal/Tokenize',
+                request_serializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/shoal.v1.Shoal/Detokenize',
+                request_serializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/shoal.v1.Shoal/Abort',
                 request_serializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.AbortRequest.SerializeToString,
@@ -79,6 +89,19 @@ class ShoalServicer(object):
     def Score(self, request, context):
         """Log-probabilities of a continuation given a prompt; the continuation runs as decode tokens under the visibility.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """Ids of a prompt, as Generate would run it, and the text of ids.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -120,6 +143,16 @@ def add_ShoalServicer_to_server(servicer, server):
                     servicer.Score,
                     request_deserializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.ScoreRequest.FromString,
                     response_serializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.ScoreResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.TokenizeRequest.FromString,
+                    response_serializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.DetokenizeRequest.FromString,
+                    response_serializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.DetokenizeResponse.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -196,6 +229,60 @@ class Shoal(object):
             '/shoal.v1.Shoal/Score',
             shoal_dot_pb_dot_v1_dot_shoal__pb2.ScoreRequest.SerializeToString,
             shoal_dot_pb_dot_v1_dot_shoal__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Shoal/Tokenize',
+            shoal_dot_pb_dot_v1_dot_shoal__pb2.TokenizeRequest.SerializeToString,
+            shoal_dot_pb_dot_v1_dot_shoal__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Shoal/Detokenize',
+            shoal_dot_pb_dot_v1_dot_shoal__pb2.DetokenizeRequest.SerializeToString,
+            shoal_dot_pb_dot_v1_dot_shoal__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,
