@@ -48,7 +48,7 @@ class Generation:
         self.moments = Moments(arrived=arrived, tokenized=self._loop.time())
         self._dispatch = dispatch
         self._queue: TokenQueue[Output] = TokenQueue(max_queued_tokens)
-        self._flush_s, self._flush_tokens = flush_s, flush_tokens * num_children
+        self._flush_s, self._flush_tokens = flush_s, min(flush_tokens * num_children, max_queued_tokens)
         self._has_shown_prompt = False
         self._aborted = False
         self._first_attempt: AttemptReport | None = None
