@@ -11,10 +11,11 @@ import pytest
 
 from shoal.engine.local import LocalRequest
 from shoal.model_files import write_random_model
+from shoal.pb.internal.v1 import worker_pb2 as pb
 from shoal.pb.v1 import shoal_pb2
 from shoal.types import SamplingParams
 from shoal.visibility import Visibility
-from tests.e2e.harness import MIXED
+from tests.e2e.harness import MIXED, Ask, Endpoint, decode_request, prefill_request
 from tests.e2e.served import Served, ask, local, served
 
 VOCAB = 512
@@ -336,3 +337,57 @@ async def test_bad_values_name_their_field(model: Path, fields: dict[str, Any], 
         with pytest.raises(grpc.aio.AioRpcError, match=words) as caught:
             await cluster.completes(ask([1, 2, 3], **fields))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_children_wait_for_room_together_and_end_on_demand(model: Path) -> None:
+    """A pool that holds little more than one request of four answers serves eight of them in turn."""
+    num_blocks = 4 * (-(-(40 + 19) // 8) + 3 * (-(-(40 + 19) // 8) - 40 // 8)) + 8
+    requests = [ask(list(range(i, i + 40)), "full", n=4, temperature=1.0, seed=i, max_tokens=20) for i in range(8)]
+    expected = [[list(result.token_ids) for result in local(model, [as_local(r, c) for c in range(4)])] for r in requests]
+    async with served(model, num_blocks=num_blocks, min_request_tokens=16) as cluster:
+        assert await asyncio.gather(*(ids_of(cluster, request) for request in requests)) == expected
+        with pytest.raises(grpc.aio.AioRpcError, match=r"set max_tokens to at most \d+") as caught:
+            await cluster.completes(ask(list(range(40)), "full", n=9, max_tokens=20))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        await cluster.all_free()
+
+
+async def test_decode_ends_single_children_when_told(model: Path) -> None:
+    """Before the prompt has run, while all run, the first one, the last one, unknown ones; each gets its own end."""
+    prompt = tuple(range(60, 83))
+    whole = local(model, [as_local(ask(prompt, "speed:2", temperature=1.0, max_tokens=200), child) for child in range(3)])
+    for early in (True, False):
+        async with served(model, token_budget=8) as cluster:
+            end, prefill = cluster.decode_ends[0], Endpoint(cluster.prefill[0].address)
+            request = decode_request(Ask(prompt, "speed:2", max_tokens=200, temperature=1.0))
+            request.num_children = 3
+            call = end.decode.Decode(request)
+            events = aiter(call)
+            reserved = (await anext(events)).reserved
+
+            async def tell(*indexes: int) -> None:
+                await end.decode.EndChildren(pb.EndChildrenRequest(attempt_id=reserved.attempt_id, indexes=indexes))  # noqa: B023
+
+            if early:
+                await tell(0, 7)
+            running = asyncio.ensure_future(prefill.prefill.Prefill(prefill_request(Ask(prompt, "speed:2"), reserved)))
+            got: dict[int, list[int]] = {0: [], 1: [], 2: []}
+            ends: dict[int, str] = {}
+            told = early
+            async for event in events:
+                if event.HasField("finished"):
+                    ends[event.finished.index] = event.finished.finish_reason
+                else:
+                    got[event.tokens.index] += event.tokens.token_ids
+                if not told and min(map(len, got.values())) > 5:
+                    told = True
+                    await tell(0)
+                if 0 in ends and len(got[1]) > 12 and 1 not in ends:
+                    await tell(1, 1)
+            await running
+            await end.decode.EndChildren(pb.EndChildrenRequest(attempt_id="unknown", indexes=[0]))
+            assert ends == {0: "abort", 1: "abort", 2: "length"} and len(got[2]) == 200
+            assert bool(got[0]) is not early and 12 < len(got[1]) < 200
+            for child, token_ids in got.items():
+                assert tuple(token_ids) == whole[child].token_ids[: len(token_ids)]
+            await prefill.close()

@@ -1,4 +1,5 @@
 import asyncio
+import dataclasses
 
 import pytest
 
@@ -6,7 +7,7 @@ from shoal.config.worker import Pool, WorkerConfig
 from shoal.decode_worker.output import Finish, OutputStream, OutputToken
 from shoal.decode_worker.request import DecodeRequest, RequestState
 from shoal.decode_worker.spec import ChildSpec, DecodeSpec, read_spec
-from shoal.errors import InternalError, InvalidRequest, Unavailable
+from shoal.errors import InternalError, InvalidRequest, Unavailable, Unsupported
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.placement.tables import KvLayout
 from shoal.types import FinishReason, ModelShape, SamplingParams
@@ -104,3 +105,57 @@ def test_a_good_request_is_read() -> None:
     [child] = spec.children
     assert spec.prompt_ids == (1, 2, 3) and child.replay_ids == (9,) and child.sampling.num_logprobs is None
     assert spec.layout.split.num_prefill_tokens == 2
+
+
+CHILDREN = [worker_pb2.ChildReplay(index=i, token_ids=[5] * i, max_tokens=4 - i, min_tokens=1) for i in (0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_children": 129}, r"num_children must lie in 1…128"),
+        ({"num_children": 2, "replay_token_ids": [1]}, "send child_replays"),
+        ({"num_children": 2, "child_replays": CHILDREN}, "distinct children below num_children = 2"),
+        ({"num_children": 3, "child_replays": [CHILDREN[0], CHILDREN[0]]}, "distinct children"),
+        ({"num_children": 3, "child_replays": [worker_pb2.ChildReplay(token_ids=[256], max_tokens=1)]}, "vocabulary"),
+        ({"num_children": 3, "child_replays": [worker_pb2.ChildReplay(token_ids=[1] * 61, max_tokens=1)]}, "context of 64"),
+        ({"num_children": 3, "child_replays": [worker_pb2.ChildReplay(index=1)]}, "max_tokens must be at least 1"),
+        ({"continuation_ids": [1], "num_children": 2}, "are scored alone"),
+        ({"continuation_ids": [256]}, "vocabulary"),
+        ({"continuation_ids": [1] * 62}, "exceed the context of 64"),
+        ({"sampling": worker_pb2.Sampling(max_tokens=4, top_p=1.0, logit_bias={256: 1.0})}, "vocabulary"),
+        ({"sampling": worker_pb2.Sampling(max_tokens=4, top_p=1.0, min_tokens=5)}, "min_tokens"),
+    ],
+)
+def test_bad_children_and_continuations_are_refused_with_words(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        read_spec(message(**changes), "a", CONFIG, SHAPE)
+
+
+def test_prompt_logprobs_need_the_whole_prompt_on_decode_at_full_depth() -> None:
+    config = dataclasses.replace(CONFIG, allowed_visibilities=(Visibility(), *CONFIG.allowed_visibilities), max_boundary_tokens=2)
+    spec = read_spec(message(prompt_logprobs=1, visibility="full:boundary=3"), "a", config, SHAPE)  # beyond the boundary limit
+    assert spec.layout.split.num_prefill_tokens == 0 and spec.scored_tokens == range(1, 3)
+    for visibility in ("full:boundary=2", "speed:2:boundary=1"):
+        with pytest.raises(Unsupported, match="prompt_logprobs need the whole prompt run on decode"):
+            read_spec(message(prompt_logprobs=1, visibility=visibility), "a", config, SHAPE)
+    with pytest.raises(InvalidRequest, match="boundary exceeds the limit"):
+        read_spec(message(visibility="full:boundary=3"), "a", config, SHAPE)
+    with pytest.raises(InvalidRequest, match="not allowed"):
+        read_spec(message(prompt_logprobs=1, visibility="full:boundary=3"), "a", CONFIG, SHAPE)
+
+
+def test_resumed_children_count_on_from_where_they_were() -> None:
+    spec = read_spec(message(num_children=3, child_replays=CHILDREN), "a", CONFIG, SHAPE)
+    assert [(child.index, child.replay_ids, child.sampling.max_tokens) for child in spec.children] == [(0, (), 4), (2, (5, 5), 2)]
+    assert spec.num_answer_tokens == [4, 4] and spec.scored_tokens == range(0)
+    whole = read_spec(message(num_children=3), "a", CONFIG, SHAPE)
+    assert [child.index for child in whole.children] == [0, 1, 2]
+
+
+async def test_outstanding_work_of_children_and_scores() -> None:
+    life = DecodeRequest(read_spec(message(num_children=3, child_replays=CHILDREN), "a", CONFIG, SHAPE))
+    assert life.num_outstanding_token_layers == (1 + 3 + 3) * 4
+    scoring = DecodeRequest(read_spec(message(continuation_ids=[1, 2, 3]), "a", CONFIG, SHAPE))
+    assert scoring.num_outstanding_token_layers == (1 + 2) * 4
+    assert scoring.token_ids(scoring.children[0], 1, 5) == (2, 3, 1, 2)
