@@ -57,7 +57,7 @@ class Answer:
     included.
 
     A stop token (EOS or one the client named) leaves no text; a stop string and what follows it neither, unless the request
-    wants its stops shown. Stop strings are looked for in what comes after the first `min_tokens` tokens.
+    wants its stops shown. A stop string that the first `min_tokens` tokens complete is text like any other.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], sampling: SamplingParams, index: int = 0) -> None:
@@ -96,7 +96,7 @@ class Answer:
             if token.token_id in self._stop_token_ids and not self._shows_stop:
                 continue  # decode ends here too; it says so in its last message
             text = self._detokenizer.push(token.token_id)
-            delta.text += text if len(self.tokens) <= self._min_tokens else self._matcher.push(text)
+            delta.text += self._matcher.push(text, may_match=len(self.tokens) > self._min_tokens)
             if self._matcher.matched is not None:
                 self.finish_reason = FinishReason.STOP
                 delta.ends = True

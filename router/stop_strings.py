@@ -17,14 +17,16 @@ class StopMatcher:
         self._held = ""
         self.matched: str | None = None
 
-    def push(self, delta: str) -> str:
-        """The text that is safe to show after `delta`; "" for ever after a match."""
+    def push(self, delta: str, *, may_match: bool = True) -> str:
+        """The text that is safe to show after `delta`; "" for ever after a match.
+
+        A stop string that ends in a delta that may not match is text like any other; one that only begins there may match.
+        """
         if self.matched is not None:
             return ""
         text = self._held + delta
-        ends = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
-        if ends:
-            end, start, self.matched = min(ends)
+        if may_match and (found := self._found(text, len(self._held))):
+            end, start, self.matched = min(found)
             self._held = ""
             return text[: end if self._shows_stop else start]
         num_held = max((_overlap(text, stop) for stop in self._stops), default=0)
@@ -35,6 +37,11 @@ class StopMatcher:
         """What was held back, when no more text comes."""
         held, self._held = self._held, ""
         return held
+
+    def _found(self, text: str, num_seen: int) -> list[tuple[int, int, str]]:
+        """End, start and name of each stop string's first occurrence that ends after the characters seen before."""
+        starts = ((text.find(stop, max(0, num_seen - len(stop) + 1)), stop) for stop in self._stops)
+        return [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, meta
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from shoal.errors import InvalidConfig, InvalidRequest, Unsupported
@@ -28,7 +29,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, bos_token: str | None, eos_token: str | None) -> None:
         """Raises InvalidConfig when the template cannot be read."""
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
@@ -56,7 +57,7 @@ class ChatTemplate:
             return self._template.render(
                 messages=messages, tools=tools or None, add_generation_prompt=add_generation_prompt, **self._variables
             )
-        except TemplateError as error:
+        except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
 
 
@@ -116,8 +117,24 @@ class PromptEncoder:
         return max(1, len(ids) - num_common)
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+class _Generation(Extension):
+    """`{% generation %}`: marks the assistant's words for training; what is inside is rendered as it stands."""
+
+    tags = {"generation"}  # noqa: RUF012  # jinja2's own way
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise(message: str) -> NoReturn:
