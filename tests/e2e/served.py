@@ -50,6 +50,7 @@ class Served:
     prefill: list[PrefillWorker]
     decode: list[DecodeWorker]
     decode_ends: list[Endpoint]
+    address: str
 
     async def replies(self, request: shoal_pb2.GenerateRequest, **call: Any) -> list[shoal_pb2.GenerateResponse]:
         return [reply async for reply in self.stub.Generate(request, **call)]
@@ -105,14 +106,15 @@ async def served(
         visibilities = tuple(Visibility.parse(text) for text in MIXED)
         settings = {"listen": "127.0.0.1:0", "visibilities": visibilities, "flush_s": 0.0} | (router or {})
         front = Router(RouterConfig(str(model), workers=tuple(addresses), **settings))
-        channel = open_channel(str(await front.start()))
+        address = str(await front.start())
+        channel = open_channel(address)
         stack.push_async_callback(front.stop)
         stack.push_async_callback(channel.close, None)
         ends = [Endpoint(each.address) for each in decoders]
         for end in ends:
             stack.push_async_callback(end.close)
         await until(lambda: sum(worker.state == "ready" for worker in front.registry.workers) == len(addresses), timeout_s=10)
-        found = Served(shoal_pb2_grpc.ShoalStub(channel), front, prefill, decoders, ends)
+        found = Served(shoal_pb2_grpc.ShoalStub(channel), front, prefill, decoders, ends, address)
         yield found
         await found.all_free()
 
