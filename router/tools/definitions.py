@@ -114,7 +114,9 @@ def _choice(choice: Any, names: list[str]) -> ToolChoice:
 
 
 def _call_schema(function: Mapping[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
-    parameters = dict(function.get("parameters") or {"type": "object"})
+    parameters = dict(function.get("parameters") or {"type": "object", "properties": {}})
+    if "properties" in parameters:  # no arguments but those that are described, unless the tool says otherwise
+        parameters.setdefault("additionalProperties", False)
     for name, definition in parameters.pop("$defs", {}).items():  # references start at the root: move them there
         if shared.setdefault(name, definition) != definition:
             raise InvalidRequest(f"two tools define $defs.{name} differently; rename one")

@@ -123,6 +123,8 @@ def test_choices_make_schemas() -> None:
     none = read_tools(both, '"none"')
     assert none is not None and none.offered == () and none.call_schema() is None
     required = json.loads(read_tools(both, '"required"').call_schema() or "")  # type: ignore[union-attr]
+    first = required["items"]["anyOf"][0]["properties"]["arguments"]
+    assert first["additionalProperties"] is False
     assert required["minItems"] == 1 and len(required["items"]["anyOf"]) == 2 and required["$defs"] == defs["$defs"]
     named = json.loads(read_tools(both, '{"function": {"name": "b"}}').call_schema() or "")  # type: ignore[union-attr]
     assert named["properties"]["name"] == {"const": "b"} and named["required"] == ["name", "arguments"]
