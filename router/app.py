@@ -94,6 +94,8 @@ class Router:
         if self._http is not None and self.config.http_listen is not None:
             listen = Address.parse(self.config.http_listen, "the address of HTTP")
             self.http_address = await self._http.start(listen, allow_wildcard=allow_wildcard)
+            if self._http.task is not None:
+                self._tasks.append(self._http.task)
             _log.info("OpenAI's API at http://%s/v1", self.http_address)
 
     async def _stop_servers(self, grace_s: float) -> None:

@@ -6,13 +6,14 @@ Knows ASGI; knows no endpoint.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from shoal.errors import InvalidRequest
-from shoal.router.http.errors import BodyTooLarge, BodyTooSlow, ErrorAnswer
+from shoal.errors import InvalidRequest, Unavailable
+from shoal.router.http.errors import BodyTooLarge, BodyTooSlow, ErrorAnswer, answer_error
 from shoal.router.http.fields import Fields, dump_json, parse_json
 
 _DRAINED_TIMES: Final = 4  # a body so many times too long is still read to its end, so that the client sees the answer
@@ -43,38 +44,65 @@ async def read_fields(request: Request, max_bytes: int, timeout_s: float) -> Fie
 
 
 class Exchange:
-    """An answer that is worked out while the client waits; the work is cancelled at once when it leaves."""
+    """An answer that is worked out while the client waits; the work is cancelled at once when it leaves.
+
+    Work that is cancelled because the server stops ends with words: Unavailable, or a stream's last event.
+    """
 
     def __init__(self, work: Callable[[Send], Awaitable[None]]) -> None:
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with _while_client_stays(receive):
-            await self._work(send)
+        started = False
+
+        async def tell(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        async with _while_client_stays(receive) as presence:
+            try:
+                await self._work(tell)
+            except asyncio.CancelledError:
+                if presence.has_left:
+                    raise
+                presence.task.uncancel()
+                stopping = Unavailable("the router is stopping; retry the request")
+                if not started:
+                    raise stopping from None
+                await _send_event(send, dump_json(answer_error(stopping).body))
+                await send({"type": "http.response.body", "body": b""})
+
+
+@dataclass(slots=True)
+class _Presence:
+    """Of the client."""
+
+    task: asyncio.Task[Any]
+    has_left: bool = False
 
 
 @asynccontextmanager
-async def _while_client_stays(receive: Receive) -> AsyncIterator[None]:
+async def _while_client_stays(receive: Receive) -> AsyncIterator[_Presence]:
     task = asyncio.current_task()
     assert task is not None
-    has_left = False
+    presence = _Presence(task)
 
     async def watch() -> None:
-        nonlocal has_left
         while (await receive())["type"] != "http.disconnect":
             pass
-        has_left = True
+        presence.has_left = True
         task.cancel()
 
     watcher = asyncio.create_task(watch())
     try:
         try:
-            yield
+            yield presence
         finally:
             watcher.cancel()
             await asyncio.wait({watcher})
     except asyncio.CancelledError:
-        if not has_left or task.uncancel() > 0:
+        if not presence.has_left or task.uncancel() > 0:
             raise
 
 

@@ -33,28 +33,28 @@ class HttpServer:
             server_header=False, proxy_headers=False, timeout_keep_alive=75,
         )  # fmt: skip
         self._server = _Server(config)
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None  # ends with the server, whatever ended it
 
     async def start(self, address: Address, *, allow_wildcard: bool = False) -> Address:
         """The address with the bound port. Raises InvalidConfig when it means every interface unasked, or cannot be bound."""
         if address.is_wildcard and not allow_wildcard:
             raise InvalidConfig(f"HTTP on {address} would listen on every interface; name one, as in 127.0.0.1:8000")
         listener = _bind(address)
-        self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="serve HTTP")
+        self.task = asyncio.create_task(self._server.serve(sockets=[listener]), name="serve HTTP")
         while not self._server.started:  # uvicorn offers no event
-            if self._task.done():
-                self._task.result()
+            if self.task.done():
+                self.task.result()
                 raise InvalidConfig(f"HTTP on {address} could not be started")
             await asyncio.sleep(0.005)
         return replace(address, port=listener.getsockname()[1])
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Refuse new connections, let running requests finish for `grace_s` seconds, then cancel them."""
-        if self._task is not None:
+        if self.task is not None:
             # idle connections need a moment to close, or uvicorn calls them overdue
             self._server.config.timeout_graceful_shutdown = max(grace_s, _CLOSE_S)  # type: ignore[assignment]  # fractions are fine
             self._server.should_exit = True
-            await asyncio.wait({self._task})
+            await asyncio.wait({self.task})
 
 
 def _bind(address: Address) -> socket.socket:

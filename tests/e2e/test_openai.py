@@ -138,6 +138,12 @@ async def test_echo_with_the_prompts_logprobs_under_full_only(cluster: Cluster) 
         assert choice.text.startswith("Fish swim") and len(lists.tokens) == len(prompt) + 4 and lists.token_logprobs[0] is None
         assert sum(lists.token_logprobs[1 : len(prompt)]) == pytest.approx(score.total_logprob, abs=1e-4)
         assert "".join(lists.tokens[: len(prompt)]) == "Fish swim" and lists.text_offset[1] == len(lists.tokens[0])
+    streamed: dict[int, list[str]] = {0: [], 1: []}
+    ask: dict[str, Any] = dict(echo=True, logprobs=1, max_tokens=4, n=2, extra_body={"ignore_eos": True}, stream=True)
+    async for chunk in await cluster.text(**ask):
+        if chunk.choices[0].logprobs:
+            streamed[chunk.choices[0].index] += chunk.choices[0].logprobs.tokens
+    assert streamed == {choice.index: choice.logprobs.tokens for choice in answer.choices}
     only = await cluster.text(echo=True, logprobs=0, max_tokens=0)
     assert only.choices[0].text == "Fish swim" and len(only.choices[0].logprobs.tokens) == len(prompt)
     plain = await cluster.text(echo=True, extra_body={"visibility": "pop:2"})

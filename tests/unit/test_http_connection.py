@@ -123,6 +123,21 @@ async def test_stopping_lets_answers_finish_and_takes_no_new_ones() -> None:
                 await http.get("/health")
 
 
+async def test_what_outlasts_the_drain_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    async with Cluster() as c:
+        c.decode[0].script, c.decode[0].delay_s = [40], 0.02
+        async with httpx2.AsyncClient(base_url=c.http) as http:
+            whole = asyncio.create_task(http.post(CHAT, json=ASK))
+            stream = asyncio.create_task(http.post(CHAT, json=ASK | {"stream": True}))
+            await until(lambda: c.decode[0].num_sent > 8)
+            await c.router.stop(0.0)
+            refused, ended = await whole, await stream
+    assert refused.status_code == 503 and "the router is stopping" in refused.json()["error"]["message"]
+    last = ended.text.strip().split("\n\n")[-1]
+    assert "the router is stopping" in json.loads(last.removeprefix("data: "))["error"]["message"]
+    assert "Traceback" not in caplog.text
+
+
 async def test_metrics_and_counts_by_path_and_status(cluster: Cluster) -> None:
     async with httpx2.AsyncClient(base_url=cluster.http) as http:
         await http.get("/nowhere")
