@@ -45,6 +45,7 @@ class Child:
             self._constraint = make(self.spec.sampling.constraint, self.spec.sampling.stop_token_ids)
             for token_id in self.spec.replay_ids:
                 self._constraint.accept(token_id)
+            self._constraint.catch_up()
 
     @property
     def failure(self) -> str | None:

@@ -6,7 +6,7 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal.constraints import ConstraintCompiler
+from shoal.constraints import ConstraintVetter
 from shoal.errors import InvalidConfig, InvalidRequest
 from shoal.pb.v1 import shoal_pb2
 from shoal.router.legs import DispatchRequest
@@ -57,7 +57,7 @@ class Admitted:
 class Admission:
     """Raises InvalidRequest (or Unsupported) before anything is sent to a worker."""
 
-    def __init__(self, encoder: PromptEncoder, limits: RequestLimits, constraints: ConstraintCompiler) -> None:
+    def __init__(self, encoder: PromptEncoder, limits: RequestLimits, constraints: ConstraintVetter) -> None:
         """Raises InvalidConfig when the default boundary of `speed` would break the operator's own limit."""
         self.limits = limits
         self._encoder = encoder
@@ -109,10 +109,10 @@ class Admission:
         return await self._prompt(request, read_tools(request.chat.tools_json, request.chat.tool_choice_json))
 
     async def _check_constraint(self, message: shoal_pb2.SamplingParams) -> None:
-        """Compile it, in a thread unless it is known: a client hears of its mistake before any work is done."""
+        """A client hears of its mistake before any work is done."""
         constraint = read_constraint(message)
-        if constraint is not None and not self._constraints.knows(constraint):
-            await asyncio.to_thread(self._constraints.check, constraint)
+        if constraint is not None:
+            await self._constraints.check(constraint)
 
     async def admit_score(self, request: shoal_pb2.ScoreRequest, deadline: float) -> Admitted:
         """The same for a continuation to be scored."""

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from shoal.config.router import RouterConfig
-from shoal.constraints import ConstraintCompiler
+from shoal.constraints import ConstraintVetter
 from shoal.errors import InternalError, InvalidConfig, ShoalError
 from shoal.model_files import load_tokenizer, open_model
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
@@ -47,14 +47,14 @@ class Router:
             max_boundary_tokens=config.max_boundary_tokens,
             model=model.name,
         )
-        constraints = ConstraintCompiler(lambda: tokenizer, shape.vocab_size, model.config.eos_token_ids)
+        self._constraints = ConstraintVetter(config.model)
         self._changed = asyncio.Event()
         self.registry = Registry(revision=model.revision, on_change=self._changed.set)
         parts = Parts(
             config=config,
             model=model,
             tokenizer=tokenizer,
-            admission=Admission(PromptEncoder(tokenizer), limits, constraints),
+            admission=Admission(PromptEncoder(tokenizer), limits, self._constraints),
             dispatcher=Dispatcher(self.registry, shape, max_retries=config.max_retries),
             registry=self.registry,
         )
@@ -111,6 +111,7 @@ class Router:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.registry.close()
+        await self._constraints.close()
 
     async def failed(self) -> None:
         """Waits until one of the router's own tasks ends, which none should, and raises InternalError that names it."""

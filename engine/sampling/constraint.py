@@ -27,7 +27,10 @@ class TokenConstraint(Protocol):
         """
 
     def accept(self, token_id: int) -> None:
-        """The answer goes on with this token, drawn or replayed. Called once for each, in order."""
+        """The answer goes on with this token, drawn or replayed. Called once for each, in order, on the event loop."""
+
+    def catch_up(self) -> None:
+        """Look at what was accepted, as `fill_mask` would. May take long: for what is replayed, before the first draw."""
 
 
 ConstraintMaker: TypeAlias = Callable[[Constraint, Collection[int]], TokenConstraint]

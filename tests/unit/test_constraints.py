@@ -36,6 +36,7 @@ PERSON = {
     "required": ["name", "age", "tags", "ok"],
     "additionalProperties": False,
 }
+AMBIGUOUS = Constraint(ConstraintKind.GRAMMAR, 'start: e\ne: e e | "a"')
 SCHEMAS = [PERSON, {"anyOf": [{"const": 'x\n"y'}, {"type": "null"}]}, {"type": "number", "minimum": -3, "maximum": 1e3}]
 REGEXES = [r"[a-z]{2,5}@[a-z]{1,4}\.(com|de)", r"(日|本){1,6}", r"[0-9]{4}-[0-9]{2}", r"x?", r"[^\x00-\x7f]{1,4}"]
 
@@ -150,11 +151,21 @@ def test_what_cannot_be_followed_fails_in_words_without_the_answers_text() -> No
     answer = compiler().make(regex("[a-f]{9}"), [EOS])
     for character in "deadbef":
         answer.accept(tokenizer().encode(character)[0])
-    assert answer.failure is None
+    assert allowed(answer) and answer.failure is None
     answer.accept(tokenizer().encode("Z")[0])
+    answer.catch_up()
     assert answer.failure is not None and "deadbef" not in answer.failure and "state" not in answer.failure
     assert len(allowed(answer)) == PADDED  # a mask is still a mask: the whole step must not fail for one request
     answer.accept(EOS)
+
+
+def test_an_ambiguous_grammar_gets_stuck_before_its_steps_get_long() -> None:
+    answer, [a] = compiler().make(AMBIGUOUS, [EOS]), tokenizer().encode("a")
+    num_tokens = 0
+    while allowed(answer) and answer.failure is None:
+        answer.accept(a)
+        num_tokens += 1
+    assert answer.failure is not None and "max is 500" in answer.failure and 50 < num_tokens < 1000
 
 
 def test_white_space_in_json_is_bounded() -> None:
@@ -218,6 +229,7 @@ for upper in (False, True):
     try:
         answer = made.make(Constraint(ConstraintKind.GRAMMAR, lark), [2])
         answer.accept(80)
+        answer.catch_up()
     except InvalidRequest as error:
         print(str(error)[:80])
 num = 2900

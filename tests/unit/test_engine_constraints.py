@@ -9,7 +9,6 @@ import pytest
 
 from shoal.constraints import ConstraintCompiler
 from shoal.engine.local import LocalEngine, LocalRequest, LocalResult
-from shoal.engine.sampling import TokenConstraint
 from shoal.errors import InvalidRequest, Unsupported
 from shoal.model_files import load_tokenizer
 from shoal.types import Constraint, ConstraintKind, FinishReason, SamplingParams
@@ -119,29 +118,11 @@ def test_min_tokens_and_ignored_eos_yield_to_the_end_of_the_grammar() -> None:
     assert engine().generate([cut])[0].finish_reason is FinishReason.LENGTH
 
 
-class Stuck:
-    """A constraint that gives up after two tokens, as a grammar does whose step exceeds its limits."""
-
-    def __init__(self, inner: TokenConstraint) -> None:
-        self._inner, self._left = inner, 2
-        self.failure: str | None = None
-        self.is_complete = False
-
-    def fill_mask(self, bitmask: Any, row: int) -> None:
-        self._inner.fill_mask(bitmask, row)
-        if self._left == 0:
-            self.failure = "step limit"
-            bitmask[row] = -1
-
-    def accept(self, token_id: int) -> None:
-        self._left -= 1
-
-
 def test_a_grammar_that_gets_stuck_ends_its_request_with_words() -> None:
-    compiler = ConstraintCompiler(lambda: TOKENIZER, 300, [EOS])
-    own = support.engine(support.decoder(), make_constraint=lambda *args: Stuck(compiler.make(*args)))
-    with pytest.raises(InvalidRequest, match=r"can be followed no further \(step limit\); simplify it"):
-        own.generate([ask(0, "full", CONSTRAINTS[0])])
+    ambiguous = Constraint(ConstraintKind.GRAMMAR, 'start: e\ne: e e | "a"')
+    own = engine()
+    with pytest.raises(InvalidRequest, match=r"can be followed no further \(.*max is 500.*\); simplify it"):
+        own.generate([ask(0, "full", ambiguous, max_tokens=400, logit_bias=((EOS, -100.0),))])
     assert own.is_idle and own.blocks.num_used == 0
 
 

@@ -1,7 +1,7 @@
 """Compiles constraints for one model's vocabulary and remembers the last ones. Knows tokenizers; knows no request.
 
-Compiling takes from under a millisecond to a few seconds: not for an event loop. What it may cost is bounded by the length of a
-constraint and by llguidance's own limits; so is a single step.
+Compiling takes from under a millisecond to a few seconds: not for an event loop, and only for what has been vetted. What a step
+may cost is bounded by llguidance's own limits.
 """
 
 import threading
@@ -19,7 +19,13 @@ from shoal.model_files import Tokenizer
 from shoal.types import Constraint
 
 _MAX_REMEMBERED: Final = 32
-_MAX_LEXER_STATES: Final = 20_000  # 1 to 2 kB each
+_LIMITS: Final = LLParserLimits(
+    max_lexer_states=20_000,  # 1 to 2 kB each
+    max_items_in_row=500,  # of these three, what one token of an answer may cost: some ten milliseconds
+    step_max_items=5_000,
+    step_lexer_fuel=100_000,
+    verbose_errors=False,
+)
 
 
 class ConstraintCompiler:
@@ -45,7 +51,7 @@ class ConstraintCompiler:
         self.num_compiled = 0
 
     def knows(self, constraint: Constraint) -> bool:
-        """Whether checking it costs nothing."""
+        """Whether it is remembered."""
         with self._looking:
             return constraint in self._remembered
 
@@ -81,10 +87,9 @@ class ConstraintCompiler:
         grammar = grammar_of(constraint)
         vocabulary = self._vocabulary = self._vocabulary or self._read_vocabulary()
         self.num_compiled += 1
-        limits = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
 
         def compile_and_begin() -> tuple[LLMatcher, LLMatcher]:
-            made = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
+            made = LLMatcher(vocabulary, grammar, log_level=0, limits=_LIMITS)
             begun = made.deep_copy()
             begun.compute_bitmask()  # shows whether any answer can begin
             return made, begun

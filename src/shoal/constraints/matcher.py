@@ -24,7 +24,8 @@ class AnswerConstraint:
         self._matcher: Any = matcher
         self._stop_ids = frozenset(stop_ids)
         self._ignored_ids = frozenset(eos_ids) - self._stop_ids
-        self.is_complete = False  # nothing more may come; not even an end that a stop id would mark
+        self._pending: list[int] = []  # accepted, and not yet looked at
+        self.is_complete = False  # nothing more may come, though no stop id has
         self.failure: str | None = None  # in words: the constraint can be followed no further
 
     def fill_mask(self, bitmask: NDArray[np.int32], row: int) -> None:
@@ -33,6 +34,7 @@ class AnswerConstraint:
         At least one token is allowed. After a failure all are, and whoever draws must look at `failure`.
         """
         own = bitmask[row]
+        self.catch_up()
         if self.failure is None:
             fill_next_token_bitmask(self._matcher, bitmask, row)
             if self._matcher.is_error():
@@ -47,13 +49,16 @@ class AnswerConstraint:
             _forbid(own, self._stop_ids)
 
     def accept(self, token_id: int) -> None:
-        """The answer goes on with this token, drawn or replayed. Called once for each, in order."""
-        if token_id in self._stop_ids or self.failure is not None:
-            return
-        if not self._matcher.consume_token(token_id):
+        """The answer goes on with this token, drawn or replayed. Called once for each, in order. Costs nothing yet."""
+        if token_id not in self._stop_ids:
+            self._pending.append(token_id)
+            self.is_complete = token_id in self._ignored_ids
+
+    def catch_up(self) -> None:
+        """Follow what was accepted. May take long."""
+        pending, self._pending = self._pending, []
+        if self.failure is None and not self._matcher.consume_tokens(pending):
             self.failure = reason(self._matcher)
-        elif token_id in self._ignored_ids:
-            self.is_complete = True
 
 
 def reason(matcher: LLMatcher) -> str:

@@ -1,0 +1,116 @@
+"""Checks constraints in a process of their own, before anything else is done for them. Knows processes; compiles nothing itself.
+
+What clients send is compiled by native code whose cost no limit of its own bounds: some intersections of regular expressions
+never end. The process is killed when one takes too long, or dies of it; the constraint is refused, and a new process starts when
+the next one comes. What passed here may be compiled elsewhere.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, Final
+
+import shoal
+from shoal.constraints.grammar import field_name, grammar_of
+from shoal.errors import InternalError, InvalidRequest
+from shoal.types import Constraint
+
+_START_S: Final = 60.0
+_MARGIN_S: Final = 10.0  # the process keeps the limit itself
+_MAX_REMEMBERED: Final = 256
+
+
+class ConstraintVetter:
+    """Belongs to one event loop. The process starts with the first constraint; `close` ends it."""
+
+    def __init__(self, model: str, *, limit_s: float = 10.0) -> None:
+        """`model` is a name or path, as open_model takes it. `limit_s` is what one constraint may take."""
+        self._model = model
+        self._limit_s = limit_s
+        self._passed: OrderedDict[Constraint, None] = OrderedDict()
+        self._turn = asyncio.Lock()
+        self._process: Process | None = None
+        self.num_checked = 0  # by the process; those remembered are not
+
+    async def check(self, constraint: Constraint) -> None:
+        """Raises InvalidRequest with the field and the grammar's own message when no answer can be held to it."""
+        if not self._passes(constraint):
+            grammar_of(constraint)  # what can be seen without a vocabulary
+            await asyncio.shield(asyncio.ensure_future(self._vet(constraint)))  # an answer must be read, whoever waits for it
+
+    async def close(self) -> None:
+        """End the process, if there is one."""
+        process, self._process = self._process, None
+        if process is not None:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+    def _passes(self, constraint: Constraint) -> bool:
+        if constraint not in self._passed:
+            return False
+        self._passed.move_to_end(constraint)
+        return True
+
+    async def _vet(self, constraint: Constraint) -> None:
+        async with self._turn:
+            if self._passes(constraint):  # an equal one was before us
+                return
+            error = await self._ask(constraint)
+            if error is not None:
+                raise InvalidRequest(error)
+            self._passed[constraint] = None
+            while len(self._passed) > _MAX_REMEMBERED:
+                self._passed.popitem(last=False)
+
+    async def _ask(self, constraint: Constraint) -> str | None:
+        """What is wrong with it, in words."""
+        process = await self._started()
+        assert process.stdin is not None
+        self.num_checked += 1
+        try:
+            async with asyncio.timeout(self._limit_s + _MARGIN_S):
+                process.stdin.write(json.dumps({"kind": str(constraint.kind), "text": constraint.text}).encode() + b"\n")
+                await process.stdin.drain()
+                answer = await _read(process)
+        except (TimeoutError, EOFError, ConnectionError) as failure:
+            status = None if isinstance(failure, TimeoutError) else await process.wait()
+            await self.close()
+            if status in (None, -signal.SIGALRM):
+                return f"{field_name(constraint)} takes more than {self._limit_s:g} s to compile; simplify it"
+            return f"{field_name(constraint)} asks too much of its compiler; simplify it"
+        error: str | None = answer["error"]
+        return error
+
+    async def _started(self) -> Process:
+        if self._process is not None and self._process.returncode is None:
+            return self._process
+        await self.close()
+        root = str(Path(shoal.__file__).parents[1])
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
+        command = (sys.executable, "-m", "shoal.constraints", self._model, str(self._limit_s))
+        environment = os.environ | {"PYTHONPATH": path}
+        self._process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environment, start_new_session=True
+        )
+        try:
+            async with asyncio.timeout(_START_S):
+                await _read(self._process)
+        except (TimeoutError, EOFError) as error:
+            await self.close()
+            raise InternalError("the process that checks constraints did not start") from error
+        return self._process
+
+
+async def _read(process: Process) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = await process.stdout.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError
+    answer: dict[str, Any] = json.loads(line)
+    return answer
