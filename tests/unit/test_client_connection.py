@@ -191,7 +191,7 @@ def test_pauses_double_and_end_with_the_deadline() -> None:
     assert [round(attempts.pause_s(error, started=False), 3) for _ in range(4)] == [0.1, 0.2, 0.3, 0.3]
     with pytest.raises(Unavailable):
         attempts.pause_s(error, started=False)
-    late = Attempts(Retry(first_pause_s=0.5), 0.4, clock=lambda: now)
+    late = Attempts(Retry(first_pause_s=0.5), 0.4, clock=lambda: now, rng=lambda low, high: high)
     with pytest.raises(Unavailable):  # the pause would outlast the deadline
         late.pause_s(error, started=False)
     now = 2.0
