@@ -61,11 +61,12 @@ class ControlStream(Generic[M]):
         ticker.cancel()
         if last is not None:
             self.put(last)
-        if not writer.done():
-            await asyncio.wait(
-                [asyncio.ensure_future(self._outbox.join()), writer], timeout=timeout_s, return_when="FIRST_COMPLETED"
-            )
-        self.stop()
+        drained = asyncio.ensure_future(self._outbox.join())
+        try:
+            await asyncio.wait([drained, writer], timeout=timeout_s, return_when="FIRST_COMPLETED")
+        finally:
+            drained.cancel()
+            self.stop()
 
     def stop(self) -> None:
         """Stop at once. Idempotent."""

@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import Store
 from shoal.errors import InternalError, Unavailable
 from shoal.kv_transfer.channel import PairChannel, Pending
 from shoal.kv_transfer.gloo import GlooChannel
+from shoal.kv_transfer.rendezvous import first_line
 
 
 class OneAtATime:
@@ -49,18 +50,24 @@ class OrderedGlooChannel(PairChannel):
 
     def post_recv(self, n: int, buffer: torch.Tensor) -> Pending:
         counted = self._enter(self._receives, lambda: self._inner.post_recv(n, buffer))
-        self._store.set(f"posted/{self._num_received}", f"{n}:{buffer.numel()}")
+        try:
+            self._store.set(f"posted/{self._num_received}", f"{n}:{buffer.numel()}")
+        except RuntimeError as error:  # on the store's own worker: only when it is being torn down
+            raise InternalError(f"receive {n}: the pair's store is gone: {first_line(error)}") from error
         self._num_received += 1
         return counted
 
     def send(self, n: int, buffer: torch.Tensor) -> Pending:
         key, mine = f"posted/{self._num_sent}", f"{n}:{buffer.numel()}"
-        if not self._store.check([key]):
+        try:
+            theirs = self._store.get(key).decode() if self._store.check([key]) else None
+            self._store.delete_key(key)
+        except RuntimeError as error:
+            raise Unavailable(f"send {n}: the pair's store is gone: {first_line(error)}") from error
+        if theirs is None:
             raise InternalError(f"send {n} was issued before its receive was posted")
-        theirs = self._store.get(key).decode()
         if theirs != mine:
             raise InternalError(f"order broken: the peer posted message:bytes {theirs}, this end sends {mine}")
-        self._store.delete_key(key)
         self._num_sent += 1
         return self._enter(self._sends, lambda: self._inner.send(n, buffer))
 
