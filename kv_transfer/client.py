@@ -108,8 +108,11 @@ class TransferClient:
             self._sweeper.cancel()
         for key in list(self._slots):
             self._drop(key, Unavailable("the prefill worker is shutting down"))
-        while self._parting:
-            await asyncio.wait(set(self._parting))
+        if self._parting:  # bounded: a peer that hung while the group was being made holds its thread until it dies
+            config = self._config
+            await asyncio.wait(
+                set(self._parting), timeout=config.connect_timeout_s + config.message_timeout_s(config.max_entry_bytes)
+            )
 
     async def _pair(self, target: DecodeTarget) -> OutgoingPair:
         if self._closed:

@@ -1,4 +1,4 @@
-"""Named points at which a test may delay, drop, raise or kill. Does nothing unless a test, or a chaos run, asks for it.
+"""Named points at which a test may delay, drop, damage, raise, stop or kill. Does nothing unless asked to.
 
 Points around control messages are `before-<message>` and `after-<message>` on the end that writes it and `on-<message>` on the
 end that reads it (hello, welcome, open, accept, reject, ready, go, skip, trailer, ack, end, heartbeat). Points around the work
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from shoal.errors import InvalidConfig, Unavailable
 
 VARIABLE = "SHOAL_FAULTS"
-_ACTIONS = ("delay", "drop", "corrupt", "raise", "kill")
+_ACTIONS = ("delay", "drop", "corrupt", "raise", "stop", "kill")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,8 @@ class Faults:
 def _carry_out(fault: Fault, point: str) -> bool:
     if fault.action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if fault.action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if fault.action == "raise":
         raise Unavailable(f"fault injected at {point}")
     return fault.action in ("drop", "corrupt")

@@ -100,11 +100,14 @@ class Lane:
         self._settle_connected(error)
 
         def abort() -> None:
-            if self._channel is not None:
-                self._channel.abort()
-            self.report(aborted)
+            try:
+                if self._channel is not None:
+                    self._channel.abort()
+            finally:
+                self.report(aborted)
 
-        self._jobs.put(abort)
+        # not on the issuing thread: it may be blocked in the very call that the abort is to end
+        threading.Thread(target=abort, name=f"{self._name}-abort", daemon=True).start()
         self._jobs.put(None)
 
     def report(self, call: Report, *args: object) -> None:

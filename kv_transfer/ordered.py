@@ -4,6 +4,7 @@ Every receive leaves a note in the pair's store when it is posted; every send re
 issue. A missing note means that the send was issued before its receive; another number or size, that the two ends disagree.
 """
 
+import queue
 import threading
 from collections.abc import Callable
 
@@ -41,29 +42,28 @@ class OrderedGlooChannel(PairChannel):
 
     def __init__(self, store: Store, rank: int, host: str, timeout_s: float, receives: OneAtATime, sends: OneAtATime) -> None:
         self._store = store
+        self._timeout_s = timeout_s
         self._inner = GlooChannel(store, rank, host, timeout_s)
         self._receives = receives
         self._sends = sends
         self._num_received = 0
         self._num_sent = 0
         self._outstanding: set[_Counted] = set()
+        self._lock = threading.Lock()
+        self._aborted = False
 
     def post_recv(self, n: int, buffer: torch.Tensor) -> Pending:
         counted = self._enter(self._receives, lambda: self._inner.post_recv(n, buffer))
         try:
             self._store.set(f"posted/{self._num_received}", f"{n}:{buffer.numel()}")
-        except RuntimeError as error:  # on the store's own worker: only when it is being torn down
-            raise InternalError(f"receive {n}: the pair's store is gone: {first_line(error)}") from error
+        except RuntimeError:  # this worker is being torn down; the receive has been posted, so somebody must still wait for it
+            self.abort()
         self._num_received += 1
         return counted
 
     def send(self, n: int, buffer: torch.Tensor) -> Pending:
         key, mine = f"posted/{self._num_sent}", f"{n}:{buffer.numel()}"
-        try:
-            theirs = self._store.get(key).decode() if self._store.check([key]) else None
-            self._store.delete_key(key)
-        except RuntimeError as error:
-            raise Unavailable(f"send {n}: the pair's store is gone: {first_line(error)}") from error
+        theirs = self._take_note(key)
         if theirs is None:
             raise InternalError(f"send {n} was issued before its receive was posted")
         if theirs != mine:
@@ -74,19 +74,45 @@ class OrderedGlooChannel(PairChannel):
     def abort(self) -> None:
         """As NCCL's: what was outstanding no longer occupies the worker."""
         self._inner.abort()
+        with self._lock:
+            self._aborted = True
         for counted in list(self._outstanding):
             counted.leave()
 
     def close(self) -> None:
         self._inner.close()
 
-    def _enter(self, gate: OneAtATime, issue: Callable[[], Pending]) -> "_Counted":
-        gate.enter()
+    def _take_note(self, key: str) -> str | None:
+        """The peer's note, if it is there. A store whose process hangs never answers, so it is asked from a thread of its own."""
+        found: queue.SimpleQueue[str | RuntimeError | None] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                note = self._store.get(key).decode() if self._store.check([key]) else None
+                self._store.delete_key(key)
+                found.put(note)
+            except RuntimeError as error:
+                found.put(error)
+
+        threading.Thread(target=ask, name="kv-ordered-note", daemon=True).start()
         try:
-            return _Counted(issue(), gate, self._outstanding)
-        except Unavailable:
-            gate.leave()
-            raise
+            note = found.get(timeout=self._timeout_s)
+        except queue.Empty:
+            raise Unavailable(f"the pair's store did not answer within {self._timeout_s:g} s") from None
+        if isinstance(note, RuntimeError):
+            raise Unavailable(f"the pair's store is gone: {first_line(note)}") from note
+        return note
+
+    def _enter(self, gate: OneAtATime, issue: Callable[[], Pending]) -> "_Counted":
+        with self._lock:
+            if self._aborted:
+                raise Unavailable("the pair has been aborted")
+            gate.enter()
+            try:
+                return _Counted(issue(), gate, self._outstanding)
+            except Unavailable:
+                gate.leave()
+                raise
 
 
 class _Counted:

@@ -67,6 +67,8 @@ async def test_workers_that_differ_are_refused_with_words(lab: Lab, field: str, 
         with pytest.raises(PeerFailed) as refused:
             await prefill.call("send", target=decode.target, attempt="a", seed=1, tokens=64)
         assert refused.value.kind == "Mismatch" and words in refused.value.words, refused.value
+        with pytest.raises(PeerFailed, match=words):  # refused at pairing already, before any attempt
+            await prefill.call("prewarm", target=decode.target)
 
 
 async def test_attempts_and_pairs_that_do_not_fit_are_refused_with_words(lab: Lab) -> None:

@@ -165,6 +165,11 @@ class Peer:
             await transfer.released()
         return {"payload_bytes": report.payload_bytes, "header_bytes": report.header_bytes, "plan_bytes": plan.num_bytes}
 
+    async def do_prewarm(self, target: list) -> dict:
+        assert self.client is not None
+        await self.client.prewarm(DecodeTarget(*target))
+        return {}
+
     async def do_cancel(self, attempt: str, after_s: float = 0.0) -> dict:
         await asyncio.sleep(after_s)
         for _ in range(2):  # idempotent
