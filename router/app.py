@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self
@@ -54,7 +55,7 @@ class Router:
             decode_text=tokenizer.decode,
         )
         self._endpoints = endpoints or _endpoint_source(config)
-        self._servicer = ShoalServicer(services, asyncio.get_running_loop().time)
+        self._servicer = ShoalServicer(services, time.monotonic)
         self._server = RpcServer()
         self._metrics: MetricsServer | None = None
         self._tasks: list[asyncio.Task[None]] = []

@@ -1,6 +1,7 @@
 """One request from admission to its last delta: runs the dispatch, gathers tokens, keeps time. Knows no public proto."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -39,11 +40,10 @@ class Generation:
         flush_tokens: int,
         max_queued_tokens: int,
     ) -> None:
-        self._loop = asyncio.get_running_loop()
         sampling = admitted.dispatch.sampling
         self.admitted = admitted
         self.answer = Answer(decode_text, sampling.stop, sampling.stop_token_ids)
-        self.moments = Moments(arrived=arrived, tokenized=self._loop.time())
+        self.moments = Moments(arrived=arrived, tokenized=time.monotonic())
         self._dispatch = dispatch
         self._queue: TokenQueue[OutputToken] = TokenQueue(max_queued_tokens)
         self._flush_s, self._flush_tokens = flush_s, flush_tokens
@@ -103,7 +103,7 @@ class Generation:
             self._queue.end()
 
     def _account(self, num_tokens: int) -> None:
-        now, moments, policy = self._loop.time(), self.moments, self.admitted.policy
+        now, moments, policy = time.monotonic(), self.moments, self.admitted.policy
         GENERATED_TOKENS.inc(num_tokens)
         if moments.first_token is None:
             moments.first_token, self._first_attempt = now, self.report.attempt
