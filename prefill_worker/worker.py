@@ -15,7 +15,7 @@ from shoal.config.worker import Pool, WorkerConfig
 from shoal.engine.resident import Resident, fingerprint_of, load_resident, open_for
 from shoal.engine.weights import HeldLayers
 from shoal.errors import AlreadyExists, InternalError, InvalidConfig, Unavailable
-from shoal.kv_transfer import TransferClient
+from shoal.kv_transfer import DecodeTarget, TransferClient
 from shoal.kv_transfer.faults import Faults
 from shoal.kv_transfer.wire import fingerprint_to_pb
 from shoal.model_files import ModelFiles
@@ -111,6 +111,10 @@ class PrefillWorker:
         if any(task.spec.attempt_id == spec.attempt_id for task in self._loaded.runner.tasks):
             raise AlreadyExists(f"attempt {spec.attempt_id} is being prefilled already; reserve again to retry")
         return self._loaded.runner.submit(spec, deadline_s)
+
+    async def prewarm(self, target: DecodeTarget) -> None:
+        """Connect to a decode worker before its first transfer. Raises Unavailable, Mismatch."""
+        await self._transfers.prewarm(target)
 
     def describe(self) -> worker_pb2.WorkerDescription:
         """Who this is and what it may be asked."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
@@ -30,8 +31,8 @@ def cluster(serve: Callable[..., Any], tiny_model: Path) -> Iterator[Any]:
         environment={"SHOAL_FAULTS": json.dumps(SLOW_SENDS)},
     )
     yield started
-    started.wait_until_idle()
-    started.stop()
+    if started.process.poll() is None:
+        started.stop()
 
 
 async def generate(
@@ -158,3 +159,14 @@ async def test_a_killed_router_is_started_again_and_declared(cluster: Any) -> No
 
     await wait_for(serves)
     assert "the router was killed by signal 9; starting it again" in cluster.log.read_text()
+
+
+def test_a_lost_controller_ends_serve_with_words_and_leaves_nothing(cluster: Any) -> None:
+    """Its Ray is gone with it, so nothing could be kept. Ends the cluster of this module."""
+    cluster.wait_until_idle()
+    before = cluster.descendants()
+    cluster.child("shoal.launch.controller").kill()
+    assert cluster.process.wait(40) == 1
+    assert "the controller was killed by signal 9" in cluster.log.read_text()
+    _, left = psutil.wait_procs(before, timeout=5)
+    assert not left, [process.name() for process in left]

@@ -34,14 +34,9 @@ def check(config: ServeConfig) -> ModelFiles:
         check_reachable(config.ray_address, "--ray-address")
     host, port = config.listen_address
     check_port(host, port, "--listen")
-    for metrics_port in metrics_ports(config):
-        check_port(config.worker_host, metrics_port, "--metrics-port")
+    for metrics in config.metrics_addresses.values():
+        check_port(config.worker_host, int(metrics.rpartition(":")[2]), "--metrics-port")
     return model
-
-
-def metrics_ports(config: ServeConfig) -> tuple[int, ...]:
-    """The router's and the controller's; none when metrics are off."""
-    return (config.metrics_port, config.metrics_port + 1) if config.metrics_port else ()
 
 
 def check_port(host: str, port: int, flag: str) -> None:

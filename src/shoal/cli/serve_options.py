@@ -30,7 +30,7 @@ HELP: Final[dict[str, str]] = {
     "ray_namespace": "Ray namespace of the actors; one per Shoal cluster in a shared Ray.",
     "pool_labels": "Place workers on Ray nodes labelled pool=prefill and pool=decode.",
     "keep_workers": "Leave workers running on SIGTERM, for the next controller to adopt (with --ray-address).",
-    "metrics_port": "Router metrics on this port, controller metrics on the next; 0: none.",
+    "metrics_port": "Metrics of the router on this port, of controller and workers on the next ones; 0: none.",
     "start_timeout_s": "Seconds a worker may take to become ready.",
     "hang_timeout_s": "Seconds without an answer to a health check after which a worker is replaced.",
     "grace_s": "Seconds running requests may take to finish after Ctrl-C or SIGTERM.",

@@ -16,7 +16,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shoal.cli.children import Child, adopt_orphans, end_descendants
-from shoal.cli.preflight import free_port, metrics_ports
+from shoal.cli.preflight import free_port
 from shoal.config.serve import ServeConfig
 from shoal.controller.events import Event
 from shoal.errors import ShoalError, Unavailable
@@ -92,17 +92,17 @@ class Supervisor:
             child.kill()
 
     def _arguments(self, name: str) -> list[str]:
-        config, metrics = self.config, metrics_ports(self.config)
+        config, metrics = self.config, self.config.metrics_addresses.get(name)
         if name == "controller":
             arguments = ["-m", "shoal.launch.controller", "--watch-stdin", "--listen", self._controller_address]
             arguments += ["--config-text", json.dumps(config.to_mapping())]
-            return arguments + (["--metrics-listen", f"{config.worker_host}:{metrics[1]}"] if metrics else [])
+            return arguments + (["--metrics-listen", metrics] if metrics else [])
         arguments = ["-m", "shoal.router", "--listen", config.listen, "--controller", self._controller_address]
         arguments += ["--model", config.model, "--visibilities", ",".join(config.visibilities)]
         arguments += ["--max-boundary-tokens", str(config.max_boundary_tokens)]
         arguments += ["--max-context", str(config.max_context_tokens)] if config.max_context_tokens else []
         arguments += ["--drain-s", str(config.grace_s), "--log-level", config.log_level]
-        arguments += ["--metrics", f"{config.worker_host}:{metrics[0]}"] if metrics else []
+        arguments += ["--metrics", metrics] if metrics else []
         return arguments + (["--allow-wildcard"] if config.allow_wildcard else [])
 
     async def _keep(self, name: str, *, restart: bool) -> None:

@@ -114,6 +114,15 @@ class ServeConfig:
         """A JSON-able mapping that `from_mapping` reads back."""
         return dataclasses.asdict(self) | {"visibilities": list(self.visibilities)}
 
+    @property
+    def metrics_addresses(self) -> dict[str, str]:
+        """host:port of each process's /metrics, by `router`, `controller` and worker id; empty when metrics are off."""
+        if not self.metrics_port:
+            return {}
+        workers = [f"{pool}-{index}" for pool in Pool for index in range(self.num_workers(pool))]
+        names = ("router", "controller", *workers)
+        return {name: f"{self.worker_host}:{self.metrics_port + offset}" for offset, name in enumerate(names)}
+
     def num_workers(self, pool: Pool) -> int:
         return self.prefill_workers if pool is Pool.PREFILL else self.decode_workers
 
