@@ -20,7 +20,7 @@ from shoal.model_files import write_random_model
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
 from shoal.rpc import open_sync_channel
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 150.0
 
 
 @dataclass

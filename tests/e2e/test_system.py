@@ -23,7 +23,7 @@ from shoal.rpc import open_channel
 from shoal.types import DType, ModelShape, SamplingParams
 from shoal.visibility import Visibility
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
 NUM_REQUESTS = 32
 TIE = 1e-4  # a step whose two best scores lie closer may go either way

@@ -15,7 +15,7 @@ import pytest
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
 from shoal.rpc import open_channel
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
 # every message waits before it is sent, so that a transfer of four layers takes over two seconds
 SLOW_SENDS = {"before-send": {"action": "delay", "delay_s": 0.6, "times": None}}

@@ -132,3 +132,23 @@ def test_an_unsupported_architecture_is_named(model: Path, tmp_path: Path) -> No
     (tmp_path / "config.json").write_text(json.dumps(settings))
     with pytest.raises(InvalidConfig, match=r"[Mm]amba"):
         check(ServeConfig(model=str(tmp_path), listen="127.0.0.1:0"))
+
+
+def test_the_page_on_operations_names_every_flag_and_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    rows = {row.split("|")[1]: row.split("|")[2].strip() for row in page.splitlines() if row.startswith("| `--")}
+    flags = {"--" + name.replace("_", "-") for name in HELP}
+    assert flags == {part.strip(" `") for cell in rows for part in cell.split(",")}
+    for cell, shown in rows.items():
+        for flag, value in zip(cell.split(","), shown.split(","), strict=True):
+            default = getattr(ServeConfig(), flag.strip(" `").removeprefix("--").replace("-", "_"))
+            value = value.strip(" `")
+            if isinstance(default, bool):
+                expected = "on" if default else "off"
+            elif isinstance(default, tuple):
+                expected = ",".join(default)
+            elif flag.strip(" `") == "--kv-memory":
+                expected = f"{default >> 20}MiB"
+            else:
+                expected = f"{default:g}" if isinstance(default, float) else str(default) or "–"
+            assert value == expected, flag
