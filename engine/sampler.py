@@ -79,7 +79,7 @@ def _gumbel(rows: Sequence[SampleRow], vocab_size: int, device: torch.device) ->
     x = (x ^ _shifted(x, 30)) * _signed(_MIX[0])
     x = (x ^ _shifted(x, 27)) * _signed(_MIX[1])
     x = x ^ _shifted(x, 31)
-    uniform = (_shifted(x, 11).to(torch.float64) + 0.5) * 2.0**-53  # in (0, 1), both ends excluded
+    uniform = (_shifted(x, 12).to(torch.float64) + 0.5) * 2.0**-52  # 52 bits: with 53 the half rounds the largest up to 1
     return -torch.log(-torch.log(uniform))
 
 
