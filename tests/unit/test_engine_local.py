@@ -209,3 +209,11 @@ def test_linear_calls_of_prefill_do_not_grow_with_the_batch(monkeypatch: pytest.
             engine.submit(f"{copy}-{index}", request)
     engine.step()
     assert 0 < len(calls) <= 5 * num_layers + 1
+
+
+def test_a_refused_request_leaves_none_of_its_batch_queued() -> None:
+    engine, good = support.engine(support.decoder()), support.greedy(support.prompt(5), "full", 2)
+    with pytest.raises(InvalidRequest, match="the prompt is empty"):
+        engine.generate([good, support.greedy((), "full", 2)])
+    assert engine.is_idle
+    assert len(engine.generate([good])[0].token_ids) == 2
