@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 from shoal.errors import InvalidConfig
-from shoal.model_files.config import ARCHITECTURES, DecoderConfig, RopeConfig, RopeKind
+from shoal.model_files.config import ARCHITECTURES, MAX_LAYERS, DecoderConfig, RopeConfig, RopeKind
 from shoal.model_files.safetensors_files import read_json
 from shoal.types import ModelShape
 
 Json: TypeAlias = Mapping[str, object]
+
+_MAX_NUMBER = 2**31  # no count of a real model is larger
 
 
 def read_hf_config(folder: Path) -> DecoderConfig:
@@ -67,7 +69,7 @@ def _decoder_config(config: Json, generation: Json) -> DecoderConfig:
         rope=_rope(config, max_context),
         qkv_bias=architecture == "qwen2",
         qk_norm=architecture == "qwen3",
-        tied_embeddings=config.get("tie_word_embeddings") is True,
+        tied_embeddings=_flag(config, "tie_word_embeddings"),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=tuple(dict.fromkeys(eos)),
     )
@@ -102,8 +104,8 @@ def _windows(architecture: str, config: Json, num_layers: int) -> tuple[int | No
     """The sliding window of each layer, or () when every layer sees everything."""
     if architecture == "llama" or config.get("sliding_window") is None:
         return ()
-    if architecture != "mistral" and config.get("use_sliding_window") is not True:
-        return ()
+    if num_layers > MAX_LAYERS or (architecture != "mistral" and not _flag(config, "use_sliding_window")):
+        return ()  # DecoderConfig refuses so many layers; nothing of that size is made before it does
     window = _integer(config, "sliding_window")
     kinds = config.get("layer_types")
     if kinds is None:
@@ -118,16 +120,28 @@ def _windows(architecture: str, config: Json, num_layers: int) -> tuple[int | No
 def _number(config: Json, name: str, default: float | None = None) -> float:
     value = config.get(name)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidConfig(f"{name} should be a number, not {value!r}")
-    return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -math.inf < value < math.inf:
+        raise InvalidConfig(f"{name} should be a number, not {value!r:.100}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise InvalidConfig(f"{name} is an integer of more than 308 digits, which cannot be meant") from None
 
 
 def _integer(config: Json, name: str, default: int | None = None) -> int:
     value = _number(config, name, default)
     if value != int(value):
         raise InvalidConfig(f"{name} should be a whole number, not {value!r}")
+    if abs(value) > _MAX_NUMBER:
+        raise InvalidConfig(f"{name} is {value!r}; more than {_MAX_NUMBER} cannot be meant")
     return int(value)
+
+
+def _flag(config: Json, name: str) -> bool:
+    value = config.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidConfig(f"{name} should be true or false, not {value!r}")
+    return value is True
 
 
 def _ids(config: Json, name: str) -> tuple[int, ...]:
