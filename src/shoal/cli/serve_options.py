@@ -32,7 +32,7 @@ HELP: Final[dict[str, str]] = {
     "keep_workers": "Leave workers running on SIGTERM, for the next controller to adopt (with --ray-address).",
     "metrics_port": "Metrics of the router on this port, of controller and workers on the next ones; 0: none.",
     "start_timeout_s": "Seconds a worker may take to become ready.",
-    "hang_timeout_s": "Seconds without an answer to a health check after which a worker is replaced.",
+    "hang_timeout_s": "Seconds without SERVING as the answer to a health check after which a worker is replaced.",
     "grace_s": "Seconds running requests may take to finish after Ctrl-C or SIGTERM.",
     "log_level": "debug, info, warning or error.",
     "chaos": "Permit fault injection through SHOAL_FAULTS (tests only).",

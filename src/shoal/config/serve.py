@@ -50,7 +50,7 @@ class ServeConfig:
     keep_workers: bool = False  # leave detached actors running on SIGTERM, to be adopted again
     metrics_port: int = 0  # 0: no metrics
     start_timeout_s: float = 300.0
-    hang_timeout_s: float = 10.0  # a worker that answers no health check for so long is killed and replaced
+    hang_timeout_s: float = 10.0  # a worker whose health is not SERVING for so long is killed and replaced
     grace_s: float = 10.0  # how long running requests may finish after SIGTERM
     log_level: str = "info"
     chaos: bool = False  # permits SHOAL_FAULTS in workers (tests only)
