@@ -58,6 +58,18 @@ def test_transformers_reads_the_written_config_alike(tmp_path: Path, architectur
         assert theirs.layer_types == ["full_attention"] + ["sliding_attention"] * 3
 
 
+@pytest.mark.parametrize("architecture", ["mistral", "qwen2", "qwen3"])
+def test_an_absent_window_is_the_default_and_null_is_none(tmp_path: Path, architecture: str) -> None:
+    from transformers import AutoConfig
+
+    write_random_model(tmp_path, architecture=architecture, sliding_window=24, num_global_layers=1)
+    theirs = AutoConfig.from_pretrained(edit_config(tmp_path, sliding_window="absent"))
+    windows = open_model(str(tmp_path)).config.shape.windows
+    assert theirs.sliding_window == 4096 and windows[1:] == (4096,) * 3
+    edit_config(tmp_path, sliding_window=None)
+    assert AutoConfig.from_pretrained(tmp_path).sliding_window is None and open_model(str(tmp_path)).config.shape.windows == ()
+
+
 def test_window_layers_without_layer_types(tmp_path: Path) -> None:
     write_random_model(tmp_path, architecture="qwen2", sliding_window=24, num_global_layers=3)
     edit_config(tmp_path, layer_types="absent")
@@ -89,6 +101,9 @@ def test_old_and_new_rope_fields_read_alike(tmp_path: Path) -> None:
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling["original_max_position_embeddings"] = 128
     edit_config(tmp_path, rope_parameters="absent", rope_theta=500_000.0, rope_scaling=scaling)
+    assert open_model(str(tmp_path)).config == new
+    outside = {"original_max_position_embeddings": scaling.pop("original_max_position_embeddings")}
+    edit_config(tmp_path, rope_scaling=scaling, **outside)
     assert open_model(str(tmp_path)).config == new
 
 

@@ -16,6 +16,7 @@ from shoal.types import ModelShape
 Json: TypeAlias = Mapping[str, object]
 
 _MAX_NUMBER = 2**31  # no count of a real model is larger
+_DEFAULT_WINDOW = 4096  # what transformers takes for Mistral, Qwen2 and Qwen3 where the field is absent; null means none
 
 
 def read_hf_config(folder: Path) -> DecoderConfig:
@@ -80,7 +81,8 @@ def _rope(config: Json, max_context: int) -> RopeConfig:
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
         raise InvalidConfig("rope_parameters should be an object")
-    rope: Json = {"rope_theta": config.get("rope_theta"), **given}
+    outer = ("rope_theta", "original_max_position_embeddings")  # may stand beside the object instead of in it
+    rope: Json = {name: config.get(name) for name in outer} | dict(given)
     turned = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor")
     if turned not in (None, 1, 1.0):
         raise InvalidConfig(f"partial_rotary_factor {turned} is not supported")
@@ -102,11 +104,12 @@ def _rope(config: Json, max_context: int) -> RopeConfig:
 
 def _windows(architecture: str, config: Json, num_layers: int) -> tuple[int | None, ...]:
     """The sliding window of each layer, or () when every layer sees everything."""
-    if architecture == "llama" or config.get("sliding_window") is None:
+    given: Json = {"sliding_window": _DEFAULT_WINDOW, **config}
+    if architecture == "llama" or given["sliding_window"] is None:
         return ()
     if num_layers > MAX_LAYERS or (architecture != "mistral" and not _flag(config, "use_sliding_window")):
         return ()  # DecoderConfig refuses so many layers; nothing of that size is made before it does
-    window = _integer(config, "sliding_window")
+    window = _integer(given, "sliding_window")
     kinds = config.get("layer_types")
     if kinds is None:
         first = 0 if architecture == "mistral" else _integer(config, "max_window_layers", 28)
