@@ -9,9 +9,9 @@ Event = tuple[float, Handler]  # when (seconds), and what is called with that ti
 
 
 class Watcher(Protocol):
-    """Told now and then how far the simulation is."""
+    """Told now and then how far the simulation is; True ends it."""
 
-    def __call__(self, now: float) -> None: ...
+    def __call__(self, now: float) -> bool: ...
 
 
 class EventLoop:
@@ -31,12 +31,12 @@ class EventLoop:
             heapq.heappush(self._heap, (at, self._num_made, handler))
             self._num_made += 1
 
-    def run(self, watcher: Watcher | None = None, *, every: int = 2_000) -> float:
-        """Until no event is left. Returns the time of the last one."""
+    def run(self, watcher: Watcher | None = None, *, every: int = 500) -> float:
+        """Until no event is left, or the watcher has seen enough. Returns the time of the last one."""
         while self._heap:
             self.now, _, handler = heapq.heappop(self._heap)
             self.add(handler(self.now))
             self.num_run += 1
-            if watcher is not None and self.num_run % every == 0:
-                watcher(self.now)
+            if watcher is not None and self.num_run % every == 0 and watcher(self.now):
+                break
         return self.now

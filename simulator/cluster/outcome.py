@@ -42,6 +42,8 @@ class RequestLog:
     exposed_s: "array[float]" = field(default_factory=lambda: array("d"))
     refused: Counter[str] = field(default_factory=Counter)
     num_within_slo: int = 0
+    num_late: int = 0  # TTFT over its target
+    num_slow: int = 0  # TPOT over its target
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
@@ -73,6 +75,8 @@ class RequestLog:
         self.queueing_s.append(queueing)
         if tpot is not None:
             self.tpot_s.append(tpot)
+        self.num_late += ttft > self.slo.ttft_s
+        self.num_slow += tpot is not None and tpot > self.slo.tpot_s
         self.num_within_slo += ttft <= self.slo.ttft_s and (tpot is None or tpot <= self.slo.tpot_s)
         self.num_prompt_tokens += job.num_prompt_tokens
         self.num_output_tokens += job.num_output_tokens
@@ -166,3 +170,4 @@ class Outcome:
     usd_per_million_output: float | None
     usd_per_million_tokens: float | None
     num_events: int
+    gave_up: bool  # ended early: figures are of what had finished by then

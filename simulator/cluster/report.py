@@ -85,6 +85,23 @@ def describe(spec: ClusterSpec) -> str:
     return f"{spec.model.name}, {spec.visibility.policy}, prefill {pools(spec.prefill)}, decode {pools(spec.decode)}, over {link}"
 
 
+def describe_short(spec: ClusterSpec) -> str:
+    """The cluster in a few words, for tables."""
+
+    def pools(given: tuple[PoolSpec, ...], letter: str) -> str:
+        parts = []
+        for pool in given:
+            gpu, tp = pool.machine.gpu.name.partition("-")[0], pool.machine.tensor_parallel
+            parts.append(f"{pool.count}{letter} {gpu}" + (f" TP{tp}" if tp > 1 else ""))
+        return " + ".join(parts)
+
+    if spec.is_colocated:
+        return f"{spec.visibility.policy}, colocated: {pools(spec.decode, '×')}"
+    return (
+        f"{spec.visibility.policy}: {pools(spec.prefill, 'P')}, {pools(spec.decode, 'D')}, {spec.link.name if spec.link else ''}"
+    )
+
+
 def _milliseconds(values: Percentiles) -> tuple[float | None, ...]:
     return tuple(
         None if value is None else 1e3 * value for value in (values.mean, values.p50, values.p90, values.p95, values.p99)

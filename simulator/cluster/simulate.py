@@ -21,6 +21,7 @@ from shoal.simulator.transfer_cost import Wire
 from shoal.simulator.workload.requests import SimRequest, in_order
 
 Progress = Callable[[int, float], None]  # requests ended, simulated seconds
+GiveUp = Callable[[RequestLog], bool]  # asked now and then; True ends the simulation early
 _HASH_TOKENS = 512
 
 
@@ -30,6 +31,7 @@ def simulate(
     *,
     seed: int = 0,
     lines: TextIO | None = None,
+    give_up: GiveUp | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
     """Run all requests to their end. The same spec, requests and seed give the same outcome to the last digit.
@@ -66,10 +68,21 @@ def simulate(
             latency, handoff = wire.latency_s, wire.handoff_s
             door.prefill[name] = PrefillNode(name, cost, holders, network, port, pool.token_budget, latency, handoff, cache)
     loop.add(door.first())
-    loop.run(None if progress is None else lambda now: progress(log.num_ended, now))
+    gave_up = False
+
+    def watch(now: float) -> bool:
+        nonlocal gave_up
+        if progress is not None:
+            progress(log.num_ended, now)
+        gave_up = give_up is not None and give_up(log)
+        return gave_up
+
+    loop.run(watch)
+    if gave_up:
+        return _outcome(spec, door, log, gaps, loop, gave_up=True)
     for holders in [node.holders for node in door.decode.values()] + [node.holders for node in door.prefill.values()]:
         holders.check_idle()
-    return _outcome(spec, door, log, gaps, loop)
+    return _outcome(spec, door, log, gaps, loop, gave_up=False)
 
 
 def _wire(spec: ClusterSpec, pool: PoolSpec) -> Wire:
@@ -93,7 +106,9 @@ def _cache(spec: ClusterSpec, pool: PoolSpec) -> PrefixCache | None:
     return PrefixCache(int(num_blocks * spec.prefix_cache_share * spec.block_size / depth / _HASH_TOKENS))
 
 
-def _outcome(spec: ClusterSpec, door: FrontDoor, log: RequestLog, gaps: LogHistogram, loop: EventLoop) -> Outcome:
+def _outcome(
+    spec: ClusterSpec, door: FrontDoor, log: RequestLog, gaps: LogHistogram, loop: EventLoop, *, gave_up: bool
+) -> Outcome:
     seconds = max(log.last_finish_s, 1e-9)
     resources = tuple(_resources(spec, door, seconds))
     hours, price = seconds / 3600, spec.usd_per_hour
@@ -127,6 +142,7 @@ def _outcome(spec: ClusterSpec, door: FrontDoor, log: RequestLog, gaps: LogHisto
         usd_per_million_output=per_million(log.num_output_tokens),
         usd_per_million_tokens=per_million(num_tokens),
         num_events=loop.num_run,
+        gave_up=gave_up,
     )
 
 

@@ -1,6 +1,6 @@
 """What is simulated: pools of workers, the network between them, limits and targets. Knows settings; runs nothing."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal.errors import InvalidConfig
 from shoal.simulator.hardware import Link
@@ -54,7 +54,7 @@ class ClusterSpec:
     prefix_cache_share: float = 0.0  # of a prefill worker's KV pool, for cached prefixes
     reserve_tokens: int | None = None  # the max_tokens clients ask for; None: exactly what they will get
     max_retries: int = 2  # on other workers, when one is full
-    slo: Slo = Slo()
+    slo: Slo = field(default_factory=Slo)
 
     def __post_init__(self) -> None:
         if not self.decode:
