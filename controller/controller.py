@@ -50,7 +50,7 @@ class Controller:
         """Serve WatchEndpoints; return the bound address. Raises InvalidConfig when it cannot be bound."""
         bound = await self._server.start(address)
         await self._server.set_serving(True)
-        self._events.emit("listening", message=str(bound))
+        self._events.emit("listening", message=str(bound), ray_folder=str(self._cluster.folder or ""))
         return bound
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import shoal
 from shoal.config.worker import Pool, WorkerConfig
+from shoal.controller.descendants import adopt_orphans, end_descendants
 from shoal.controller.names import ActorName
 from shoal.decode_worker.actor import DecodeActor
 from shoal.errors import Unavailable
@@ -135,7 +136,7 @@ class RayCluster:
     def __init__(self, ray: Any, namespace: str, folder: Path | None) -> None:
         self._ray = ray
         self._namespace = namespace
-        self._folder = folder  # Ray's sockets and logs, when it was started here
+        self.folder = folder  # Ray's sockets and logs, when it was started here
         self._classes: Mapping[Pool, Any] = {Pool.PREFILL: ray.remote(PrefillActor), Pool.DECODE: ray.remote(DecodeActor)}
 
     @classmethod
@@ -145,6 +146,7 @@ class RayCluster:
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if not address:
+            adopt_orphans()
             os.environ["RAY_AUTH_MODE"] = "token"
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -201,10 +203,11 @@ class RayCluster:
         return found
 
     def shutdown(self) -> None:
-        """Leave; a Ray that was started here ends, and its files go."""
+        """Leave; a Ray that was started here ends, with every process of it, and its files go."""
         self._ray.shutdown()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self.folder is not None:
+            end_descendants()  # agents, which outlive a raylet that had to be killed by many seconds
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _words(error: BaseException) -> str:

@@ -15,9 +15,10 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from shoal.cli.children import Child, adopt_orphans, end_descendants
+from shoal.cli.children import Child
 from shoal.cli.preflight import free_port
 from shoal.config.serve import ServeConfig
+from shoal.controller.descendants import adopt_orphans, end_descendants
 from shoal.controller.events import Event
 from shoal.errors import ShoalError, Unavailable
 from shoal.rpc import open_channel
@@ -52,6 +53,7 @@ class Supervisor:
         self._listening = asyncio.Event()
         self._all_ready = asyncio.Event()
         self._failure = ""
+        self._ray_folder = ""  # logs of a local Ray, which stay when it does not end in order
         self._children: dict[str, Child] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._stopping = False
@@ -125,7 +127,8 @@ class Supervisor:
             num_quick = num_quick + 1 if loop.time() - started_at < _QUICK_S else 1
             if not restart or self._failure or num_quick > _MAX_QUICK_RESTARTS or not self._all_ready.is_set():
                 words = f": {' | '.join(last_words[-2:])}" if last_words and status > 0 else ""
-                raise ClusterFailed(self._failure or f"the {name} {how}{words}")
+                logs = f" (Ray's logs are in {self._ray_folder})" if self._ray_folder and name == "controller" else ""
+                raise ClusterFailed(self._failure or f"the {name} {how}{words}{logs}")
             self._listeners.on_event(Event("restarting", name, f"the {name} {how}; starting it again"))
             await asyncio.sleep(_RESTART_DELAY_S * num_quick)
 
@@ -137,6 +140,7 @@ class Supervisor:
             return
         if event.kind == "listening":
             self._listening.set()
+            self._ray_folder = str(event.data.get("ray_folder", ""))
         elif event.kind == "all-ready":
             self._all_ready.set()
         elif event.kind == "failed":
