@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch._C._distributed_c10d import Store
 
 from shoal.config.transfer import TransferConfig
 from shoal.errors import InternalError, InvalidConfig, Unavailable
@@ -65,6 +66,31 @@ def test_messages_match_by_order(pair: Ends) -> None:
 def test_the_double_refuses_a_send_before_its_receive(pair: Ends) -> None:
     with pytest.raises(InternalError, match="before its receive was posted"):
         pair[1].send(0, bytes_of(1, 8))
+
+
+class _LazyStore:
+    """Applies a `set` when its connection is next asked something: what a TCPStore may do on a busy machine."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._unwritten: list[tuple[str, str]] = []
+
+    def set(self, key: str, value: str) -> None:
+        self._unwritten.append((key, value))
+
+    def check(self, keys: list[str]) -> bool:
+        while self._unwritten:
+            self._store.set(*self._unwritten.pop(0))
+        return self._store.check(keys)
+
+
+@pytest.mark.parametrize("pair", ["ordered-gloo"], indirect=True)
+def test_a_posted_receive_is_known_to_the_sender_however_slow_the_store(pair: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    receiver, sender = pair
+    monkeypatch.setattr(receiver, "_store", _LazyStore(receiver._store))
+    receive = receiver.post_recv(0, bytes_of(0, 8))
+    sender.send(0, bytes_of(1, 8)).wait(5.0)
+    assert receive.wait(5.0) == 8
 
 
 @pytest.mark.parametrize("pair", ["ordered-gloo"], indirect=True)
