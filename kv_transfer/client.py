@@ -130,8 +130,6 @@ class TransferClient:
         for old in list(self._slots):
             if self._slots[old].pair.error is not None:
                 self._drop(old, Unavailable("the pair had closed"))
-            elif old[0] == target.worker_id and old[1] < target.epoch:
-                self._drop(old, Unavailable(f"decode worker {target.worker_id} has been restarted"))
         if len(self._slots) >= self._config.max_pairs:
             idle = [old for old, slot in self._slots.items() if slot.started.done() and slot.pair.is_idle]
             if not idle:
@@ -149,11 +147,21 @@ class TransferClient:
             backend=self._shared.backend.name,
         )
         started = asyncio.create_task(pair.start(hello))
-        started.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever waits hears it too
+        started.add_done_callback(lambda task: self._started(key, task))
         slot = self._slots[key] = _Slot(pair, started)
         if self._sweeper is None:
             self._sweeper = asyncio.create_task(self._sweep())
         return slot
+
+    def _started(self, key: tuple[str, int], task: "asyncio.Task[None]") -> None:
+        """A pair is up, or could not be made: whoever waits hears it too.
+
+        Only now is its epoch known to be true. Believing a caller's word for it would let one wrong task end the good pair.
+        """
+        if task.cancelled() or task.exception() is not None:
+            return
+        for old in [old for old in self._slots if old[0] == key[0] and old[1] < key[1]]:
+            self._drop(old, Unavailable(f"decode worker {key[0]} has been restarted"))
 
     def _drop(self, key: tuple[str, int], error: Cancelled | Unavailable) -> None:
         slot = self._slots.pop(key)

@@ -98,6 +98,17 @@ async def test_attempts_and_pairs_that_do_not_fit_are_refused_with_words(lab: La
             await decode.call("expect", attempt="a", seed=1, tokens=64)
 
 
+async def test_a_task_with_a_false_epoch_does_not_end_the_good_pair(lab: Lab) -> None:
+    async with lab.peer("decode", "d0", epoch=7) as decode, lab.peer("prefill", "p0") as prefill:
+        await transfer(prefill, decode, "warm", tokens=64)
+        await decode.call("expect", attempt="a", seed=1, tokens=64)
+        receiving = decode.call("receive", attempt="a")
+        sending = prefill.call("send", target=decode.target, attempt="a", seed=1, tokens=64, late_s=0.5)
+        with pytest.raises(PeerFailed, match="stale"):
+            await prefill.call("send", target=[decode.target[0], "d0", 8], attempt="b", seed=1, tokens=64)
+        assert (await sending)["payload_bytes"] == (await receiving)["payload_bytes"] > 0
+
+
 async def test_a_restarted_prefill_worker_replaces_its_old_self(lab: Lab) -> None:
     async with lab.peer("decode", "d0") as decode, lab.peer("prefill", "p0", epoch=2) as new:
         await transfer(new, decode, "a1", tokens=64)

@@ -272,6 +272,7 @@ async def test_refusals_come_with_words(model: Path) -> None:
             ("plan_digest", "0" * 32, "start both pools with the same"),
             ("num_prompt_tokens", 70, "69 prefill tokens"),
             ("decode_epoch", 9, "epoch 9"),
+            ("attempt_id", "", "1 … 256 characters"),
         ):
             bad = pb.PrefillRequest()
             bad.CopyFrom(good)

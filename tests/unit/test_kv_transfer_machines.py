@@ -100,6 +100,12 @@ def test_opens_are_refused_with_words() -> None:
     assert reject_of(machine.on_message(open_message("a"))).code == "AlreadyExists"
 
 
+@pytest.mark.parametrize("attempt_id", ["", "a" * 257])
+def test_an_improper_attempt_id_closes_the_pair(attempt_id: str) -> None:
+    machine, _ = receiver_with("a")
+    assert "characters" in str(only_error(machine.on_message(open_message(attempt_id))))
+
+
 def test_messages_of_ended_and_unknown_attempts_are_skipped_in_order() -> None:
     machine, book = receiver_with("a", "ended")
     machine.on_message(open_message("a"))

@@ -1,5 +1,6 @@
 """Staging, gates, guard, faults, settings: the small parts on their own."""
 
+import asyncio
 import threading
 
 import pytest
@@ -8,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.config.transfer import TransferConfig
-from shoal.errors import InternalError, InvalidConfig, Unavailable
+from shoal.errors import InternalError, InvalidConfig, ShoalError, Unavailable
+from shoal.kv_transfer.control import ControlStream, receiver_beat
 from shoal.kv_transfer.faults import Fault, Faults
 from shoal.kv_transfer.lane import Guard
 from shoal.kv_transfer.staging import Gate, Permits, StagingBuffer, StagingPool
+from shoal.pb.internal.v1 import transfer_pb2 as pb
 
 CPU = torch.device("cpu")
 
@@ -49,6 +52,26 @@ def test_a_buffer_returns_once_and_holds_only_what_fits() -> None:
     pool.release(held[0])
     with pytest.raises(InternalError, match="twice"):
         pool.release(held[0])
+
+
+async def test_a_peer_that_writes_but_does_not_read_is_given_up() -> None:
+    errors: list[ShoalError] = []
+    stuck = asyncio.Event()
+    stream = ControlStream[pb.ReceiverMessage](
+        end="received",
+        write=lambda message: stuck.wait(),
+        faults=Faults(),
+        heartbeat_s=60.0,
+        peer_timeout_s=180.0,
+        beat=receiver_beat,
+        on_tick=lambda now: None,
+        on_silent=errors.append,
+    )
+    await asyncio.sleep(0)
+    for n in range(10_000):
+        stream.put(pb.ReceiverMessage(skip=pb.Skip(n=n)))
+    stream.stop()
+    assert [str(error) for error in errors] == ["the peer has not read 4096 control messages; its pair is closed"]
 
 
 def test_a_gate_serves_pairs_in_turn() -> None:
