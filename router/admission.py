@@ -24,6 +24,7 @@ from shoal.router.validation import (
 from shoal.visibility import VisibilityKind
 
 _MAX_CHARACTERS_PER_TOKEN: Final = 256  # no vocabulary has longer tokens
+_MESSAGE_CHARACTERS: Final = 32  # what a chat template puts around one, roughly
 _INLINE_CHARACTERS: Final = 2_000  # longer prompts are tokenised in a thread, so that streams go on meanwhile
 
 
@@ -85,10 +86,12 @@ class Admission:
                     return self._encoder.encode_text(request.text)
                 return await asyncio.to_thread(self._encoder.encode_text, request.text)
             case "chat":
+                # every message has a token at least, and is worked on even when it says nothing
+                check_prompt_length(max(1, len(request.chat.messages)), self.limits.max_context, at_least=True)
                 messages = check_messages(request.chat)
                 num_characters = sum(len(message["content"]) for message in messages)
                 self._check_characters(num_characters)
-                if num_characters <= _INLINE_CHARACTERS:
+                if num_characters + _MESSAGE_CHARACTERS * len(messages) <= _INLINE_CHARACTERS:
                     return self._encoder.encode_chat(messages)
                 return await asyncio.to_thread(self._encoder.encode_chat, messages)
             case "tokenized":
