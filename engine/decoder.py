@@ -88,12 +88,18 @@ class ForwardPass:
         self._work = self._execute()
 
     def __iter__(self) -> Iterator[int]:
-        return self._work
+        while True:
+            with torch.inference_mode():
+                layer = next(self._work, None)
+            if layer is None:
+                return
+            yield layer
 
     def run(self) -> Self:
         """Do all of the work that is left."""
-        for _ in self:
-            pass
+        with torch.inference_mode():
+            for _ in self._work:
+                pass
         return self
 
     @property
@@ -109,7 +115,6 @@ class ForwardPass:
             raise InternalError("logits exist only after the whole step has run")
         return self._logits
 
-    @torch.inference_mode()
     def _execute(self) -> Generator[int]:
         decoder, pool = self._decoder, self._pool
         hidden = self._embed()

@@ -39,13 +39,13 @@ class NativeKv:
     def run(self, x: torch.Tensor, rotation: Rotation, to: Destination, q: torch.Tensor | None) -> None:
         backend, pool = self.backend, to.pool
         x, blocks = backend.checked(x), to.blocks.contiguous()
-        if pool.data.dtype is not backend.dtype or len(blocks) != len(x):
-            raise InternalError(f"{len(x)} rows of {backend.dtype} for {len(blocks)} slots of {pool.data.dtype}")
+        if pool.data.dtype is not backend.dtype or blocks.shape[0] != x.shape[0]:
+            raise InternalError(f"{x.shape[0]} rows of {backend.dtype} for {blocks.shape[0]} slots of {pool.data.dtype}")
         call = ProjectArgs.from_buffer_copy(self._call)
         call.x, call.q, call.pool = x.data_ptr(), _address(q), pool.data.data_ptr()
         call.cos, call.sin = rotation.cos.data_ptr(), rotation.sin.data_ptr()
         call.blocks, call.offsets = blocks.data_ptr(), to.offsets.data_ptr()
-        call.rows, call.block_size, call.num_threads = len(x), pool.block_size, torch.get_num_threads()
+        call.rows, call.block_size, call.num_threads = x.shape[0], pool.block_size, torch.get_num_threads()
         backend.kernels.project(backend.dtype, call)
 
 
@@ -69,7 +69,7 @@ class NativeLayer:
 
     def project(self, x: torch.Tensor, rotation: Rotation, to: Destination) -> tuple[torch.Tensor, torch.Tensor | None]:
         shape = self.backend.config.shape
-        q = torch.empty(len(x), shape.num_heads, shape.head_dim, dtype=self.backend.dtype)
+        q = torch.empty(x.shape[0], shape.num_heads, shape.head_dim, dtype=self.backend.dtype)
         self._project.run(x, rotation, to, q)
         return q, None
 
@@ -78,7 +78,7 @@ class NativeLayer:
         out = torch.empty_like(x)
         call = FinishArgs.from_buffer_copy(self._finish)
         call.x, call.attended, call.out = x.data_ptr(), attended.data_ptr(), out.data_ptr()
-        call.rows, call.num_threads = len(x), torch.get_num_threads()
+        call.rows, call.num_threads = x.shape[0], torch.get_num_threads()
         self.backend.kernels.finish(self.backend.dtype, call)
         return out
 

@@ -2,6 +2,7 @@
 
 import torch
 
+from shoal.engine.kernels.memory import empty
 from shoal.engine.kernels.structures import LinearArgs
 
 PANEL = 32  # columns; as in source/layer.h
@@ -12,7 +13,7 @@ class PackedLinear:
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.n, self.k = weight.shape
-        self.words = _panels(weight, PANEL).transpose(1, 2).contiguous()
+        self.words = _in_order(_panels(weight, PANEL))
 
     @classmethod
     def gate_up(cls, weight: torch.Tensor) -> "PackedLinear":
@@ -21,7 +22,7 @@ class PackedLinear:
         both = torch.cat([gate, up], dim=1)  # [ffn / 16, 32, words]
         packed = cls.__new__(cls)
         packed.n, packed.k = both.shape[0] * PANEL, weight.shape[1]
-        packed.words = both.transpose(1, 2).contiguous()
+        packed.words = _in_order(both)
         return packed
 
     def from_row(self, first: int) -> "PackedLinear":
@@ -44,3 +45,9 @@ def _panels(weight: torch.Tensor, rows: int) -> torch.Tensor:
     if missing:
         words = torch.cat([words, words.new_zeros(missing, words.shape[1])])
     return words.view(-1, rows, words.shape[1])
+
+
+def _in_order(panels: torch.Tensor) -> torch.Tensor:
+    """[panels, rows, words] → [panels, words, rows]."""
+    panels = panels.transpose(1, 2)
+    return empty(tuple(panels.shape), torch.int32).copy_(panels)

@@ -20,6 +20,10 @@ inline void micro(long words, const uint32_t* a, long lda, const uint32_t* b, lo
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) sum[m][v] = add ? _mm512_loadu_ps(c + m * ldc + 16 * v) : _mm512_setzero_ps();
   for (long k = 0; k < words; ++k) {
+    if constexpr (MR <= 8) {  // few rows: the right side comes from memory: ask for it early
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) _mm_prefetch(reinterpret_cast<const char*>(b + (k + 64) * ldb + 16 * v), _MM_HINT_T0);
+    }
     __m512i right[NV];
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) right[v] = _mm512_loadu_si512(b + k * ldb + 16 * v);
@@ -37,9 +41,7 @@ inline void micro(long words, const uint32_t* a, long lda, const uint32_t* b, lo
 }
 
 template <class T, int NV>
-inline void rows(long m, long words, const uint32_t* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
-  constexpr int kMost = 12;
-  for (; m >= kMost; m -= kMost, a += kMost * lda, c += kMost * ldc) micro<T, kMost, NV>(words, a, lda, b, ldb, c, ldc, add);
+inline void block(long m, long words, const uint32_t* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
 #define SHOAL_ROWS(MR) \
   case MR:             \
     return micro<T, MR, NV>(words, a, lda, b, ldb, c, ldc, add);
@@ -55,8 +57,20 @@ inline void rows(long m, long words, const uint32_t* a, long lda, const uint32_t
     SHOAL_ROWS(9)
     SHOAL_ROWS(10)
     SHOAL_ROWS(11)
+    SHOAL_ROWS(12)
   }
 #undef SHOAL_ROWS
+}
+
+template <class T, int NV>
+inline void rows(long m, long words, const uint32_t* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
+  constexpr long kMost = 12;
+  const long pieces = (m + kMost - 1) / kMost;
+  for (long i = 0; i < pieces; ++i) {  // of nearly equal size: a short last one would wait for its own sums
+    const long some = (m * (i + 1)) / pieces - (m * i) / pieces;
+    block<T, NV>(some, words, a, lda, b, ldb, c, ldc, add);
+    a += some * lda, c += some * ldc;
+  }
 }
 
 // n is a multiple of 16; k (numbers) of the word size; lda, ldc in numbers, ldb in words.
