@@ -19,6 +19,7 @@ class BlockPool:
         self._free: BlockIds = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)  # a stack; the top is at num_free − 1
         self._num_free = num_blocks
         self._owners = np.zeros(num_blocks, dtype=np.int32)
+        self._places = np.zeros(num_blocks, dtype=np.int32)  # scratch of `_check_owned`
 
     @property
     def num_free(self) -> int:
@@ -57,7 +58,9 @@ class BlockPool:
             raise InternalError(f"{verb} a KV block that does not exist")
         if np.any(self._owners[ids] < 1):
             raise InternalError(f"{verb} a free KV block")
-        if len(np.unique(ids)) != len(ids):
+        places = np.arange(len(ids), dtype=np.int32)
+        self._places[ids] = places  # of equal ids one place stays: distinct or not, without sorting
+        if np.any(self._places[ids] != places):
             raise InternalError(f"{verb} a KV block twice in one call")
 
     def check(self) -> None:

@@ -133,6 +133,14 @@ class Percentiles:
         return dict(zip(PERCENTILES, (self.p50, self.p90, self.p95, self.p99), strict=True))[quantile]
 
 
+def curve(values: Sequence[float], num_points: int = 41) -> tuple[float, ...]:
+    """Values at evenly spaced shares from the least to the greatest; () without values."""
+    if not values:
+        return ()
+    ordered = sorted(values)
+    return tuple(ordered[round(index * (len(ordered) - 1) / (num_points - 1))] for index in range(num_points))
+
+
 @dataclass(frozen=True, slots=True)
 class Resource:
     """How full something was, 0…1, over the whole simulation. `what` says what is counted."""
@@ -170,4 +178,6 @@ class Outcome:
     usd_per_million_output: float | None
     usd_per_million_tokens: float | None
     num_events: int
+    ttft_curve_s: tuple[float, ...]  # at 0, 2.5, 5 … 100 % of the finished requests
+    tpot_curve_s: tuple[float, ...]
     gave_up: bool  # ended early: figures are of what had finished by then

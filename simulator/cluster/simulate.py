@@ -12,7 +12,7 @@ from shoal.simulator.cluster.front_door import FrontDoor
 from shoal.simulator.cluster.histogram import LogHistogram
 from shoal.simulator.cluster.holders import Holders
 from shoal.simulator.cluster.network import Network, Port
-from shoal.simulator.cluster.outcome import Outcome, Percentiles, RequestLog, Resource
+from shoal.simulator.cluster.outcome import Outcome, Percentiles, RequestLog, Resource, curve
 from shoal.simulator.cluster.prefill_node import PrefillNode
 from shoal.simulator.cluster.prefix_cache import PrefixCache
 from shoal.simulator.cluster.spec import ClusterSpec, PoolSpec, block_bytes, num_kv_blocks
@@ -142,6 +142,8 @@ def _outcome(
         usd_per_million_output=per_million(log.num_output_tokens),
         usd_per_million_tokens=per_million(num_tokens),
         num_events=loop.num_run,
+        ttft_curve_s=curve(log.ttft_s),
+        tpot_curve_s=curve(log.tpot_s),
         gave_up=gave_up,
     )
 

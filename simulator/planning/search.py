@@ -174,6 +174,9 @@ def _short_of(plan: Plan, family: Family) -> tuple[int, int]:
     if family.is_colocated:
         return 0, 1
     grow = 1 + max(0, int(min(4.0, plan.ttft_s / slo.ttft_s)) - 1)
+    exposed, compute = plan.outcome.exposed_s.p95 or 0.0, plan.outcome.queueing_s.p95 or 0.0
+    if plan.ttft_s > slo.ttft_s and exposed > slo.ttft_s / 4 and exposed > compute:
+        return (0, 1) if plan.num_decode <= plan.num_prefill else (1, 0)  # the link holds it up: the smaller pool has fewer ports
     waits = plan.outcome.queueing_s.p95 or 0.0
     decode_is_full = next(r.peak or 0.0 for r in plan.outcome.resources if r.name == "decode KV memory") > 0.98
     more_decode = int(plan.tpot_s > slo.tpot_s or plan.outcome.num_refused > 0 or (decode_is_full and waits > slo.ttft_s / 4))
