@@ -13,6 +13,7 @@ from shoal.controller.endpoints import EndpointBoard, EndpointState
 from shoal.controller.events import EventWriter
 from shoal.controller.keeper import SlotKeeper, WorkerGivenUp
 from shoal.controller.names import ActorName, Slot
+from shoal.controller.prewarm import keep_pairs_warm
 from shoal.controller.ray_cluster import ActorHandle, ActorResources, RayCluster, actor_environment
 from shoal.controller.servicer import ControllerServicer
 from shoal.errors import Unavailable
@@ -49,7 +50,7 @@ class Controller:
         """Serve WatchEndpoints; return the bound address. Raises InvalidConfig when it cannot be bound."""
         bound = await self._server.start(address)
         await self._server.set_serving(True)
-        self._events.emit("listening", message=str(bound))
+        self._events.emit("listening", message=str(bound), ray_folder=str(self._cluster.folder or ""))
         return bound
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -57,6 +58,8 @@ class Controller:
         await self._adopt()
         tasks = {asyncio.create_task(keeper.run()): keeper for keeper in self._keepers}
         all_ready = asyncio.create_task(self._wait_all_ready())
+        warming = asyncio.create_task(keep_pairs_warm(self.board, self._prefill_handle))
+        warming.add_done_callback(_log_failure)  # nothing depends on it
         stopping = asyncio.create_task(stop.wait())
         try:
             while not stopping.done():
@@ -64,7 +67,7 @@ class Controller:
                 for task in [task for task in tasks if task.done()]:
                     self._lose(tasks.pop(task), task, started=all_ready.done(), others=[k.slot.pool for k in tasks.values()])
         finally:
-            pending: list[asyncio.Task[Any]] = [*tasks, all_ready, stopping]
+            pending: list[asyncio.Task[Any]] = [*tasks, all_ready, warming, stopping]
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
@@ -83,6 +86,9 @@ class Controller:
         self.board.close()
         await self._server.stop(grace_s=0.5)
         self._events.emit("stopped")
+
+    def _prefill_handle(self, worker_id: str) -> ActorHandle | None:
+        return next((keeper.handle for keeper in self._keepers if keeper.slot.worker_id == worker_id), None)
 
     def _keeper(self, slot: Slot, first_epoch: int) -> SlotKeeper:
         return SlotKeeper(
@@ -104,6 +110,7 @@ class Controller:
             use_pool_label=config.pool_labels,
         )
         environment = actor_environment(config.threads_per_worker, config.transfer_backend, config.log_level)
+        environment["SHOAL_METRICS_LISTEN"] = config.metrics_addresses.get(name.slot.worker_id, "")
         return self._cluster.spawn(name, config.worker(name.slot.pool, name.slot.worker_id, name.epoch), resources, environment)
 
     async def _adopt(self) -> None:
@@ -142,3 +149,8 @@ class Controller:
         if not started or keeper.slot.pool not in others:
             raise error
         _log.error("%s; going on without it", error)
+
+
+def _log_failure(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("task %s failed", task.get_name(), exc_info=error)

@@ -1,4 +1,4 @@
-"""Notices a worker that lives but does not answer. Knows the standard health service and nothing of Ray."""
+"""Notices a worker that lives but is of no use: silent, or NOT_SERVING for long. Knows the standard health service and no Ray."""
 
 import asyncio
 import logging
@@ -11,28 +11,29 @@ from shoal.rpc import open_channel
 
 _log = logging.getLogger(__name__)
 
-_SILENT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 
+async def wait_until_ill(address: str, patience_s: float) -> str:
+    """Ask for health a few times within `patience_s`; return, in words, once SERVING has not been heard for so long.
 
-async def wait_until_silent(address: str, silent_s: float) -> str:
-    """Ask for health a few times within `silent_s`; return, in words, once nothing at all was answered for so long.
-
-    Any answer counts, NOT_SERVING too: a full or draining worker is not a hung one.
+    For workers that have been SERVING: a full one still is, and one that drains is no longer watched.
     """
     loop = asyncio.get_running_loop()
-    interval_s = silent_s / 4
+    interval_s = patience_s / 4
     async with open_channel(address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
-        answered_at = loop.time()
-        while loop.time() - answered_at < silent_s:
+        well_at, heard = loop.time(), "no answer to a health check"
+        while loop.time() - well_at < patience_s:
             asked_at = loop.time()
             try:
-                await stub.Check(health_pb2.HealthCheckRequest(), timeout=interval_s)
-                answered_at = loop.time()
+                answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=interval_s)
             except grpc.aio.AioRpcError as error:
-                if error.code() not in _SILENT:
-                    answered_at = loop.time()
+                heard = "no answer to a health check"
+                _log.info("%s from %s: %s", heard, address, error.code().name)
+            else:
+                heard = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    well_at = loop.time()
                 else:
-                    _log.info("no health answer from %s: %s", address, error.code().name)
+                    _log.info("%s says %s", address, heard)
             await asyncio.sleep(max(0.0, asked_at + interval_s - loop.time()))
-    return f"no answer to a health check for {silent_s:g} s"
+    return f"{heard} for {patience_s:g} s"

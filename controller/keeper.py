@@ -1,6 +1,6 @@
 """Keeps one slot filled: starts its worker, watches it, starts the next epoch when it dies. Knows no other slot.
 
-starting ──ready──▶ serving ──lifeline ends, or no health answer──▶ killed ──back-off──▶ starting (epoch + 1)
+starting ──ready──▶ serving ──lifeline ends, or not SERVING for long──▶ killed ──back-off──▶ starting (epoch + 1)
     └──fails──▶ killed ──back-off──▶ starting (epoch + 1), or given up with words
 """
 
@@ -13,7 +13,7 @@ from shoal import errors
 from shoal.controller.backoff import RestartPolicy
 from shoal.controller.endpoints import EndpointBoard, EndpointState
 from shoal.controller.events import EventWriter
-from shoal.controller.health import wait_until_silent
+from shoal.controller.health import wait_until_ill
 from shoal.controller.names import ActorName, Slot
 from shoal.controller.ray_cluster import ActorHandle
 from shoal.errors import DeadlineExceeded, InternalError, ShoalError, Unavailable
@@ -131,7 +131,7 @@ class SlotKeeper:
         assert self.handle is not None
         watches = (
             asyncio.create_task(self.handle.wait_for_death()),
-            asyncio.create_task(wait_until_silent(self._address, self._hang_timeout_s)),
+            asyncio.create_task(wait_until_ill(self._address, self._hang_timeout_s)),
         )
         try:
             done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)

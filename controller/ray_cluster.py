@@ -4,8 +4,10 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import signal
 import sysconfig
+import tempfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +15,18 @@ from typing import Any, Self
 
 import shoal
 from shoal.config.worker import Pool, WorkerConfig
+from shoal.controller.descendants import adopt_orphans, end_descendants
 from shoal.controller.names import ActorName
 from shoal.decode_worker.actor import DecodeActor
 from shoal.errors import Unavailable
+from shoal.pb.internal.v1 import worker_pb2
 from shoal.prefill_worker.actor import PrefillActor
 from shoal.rpc.hosted import process_host
 
 _log = logging.getLogger(__name__)
 
 _OBJECT_STORE_BYTES = 80 << 20  # Ray's minimum; nothing of ours goes through it
+_SHORT_FOLDER = "/tmp" if os.path.isdir("/tmp") else None  # paths of Unix sockets have at most 107 characters
 _MAX_CALLS = 100  # per actor at once: lifelines of several controllers, start, describe, stop
 
 
@@ -82,6 +87,13 @@ class ActorHandle:
         except self._ray.exceptions.RayError as error:
             raise Unavailable(_words(error)) from error
 
+    async def prewarm(self, decode: worker_pb2.WorkerDescription) -> None:
+        """Have a prefill worker connect to a decode worker."""
+        try:
+            await self._handle.prewarm.remote(decode.SerializeToString())
+        except self._ray.exceptions.RayError as error:
+            raise Unavailable(_words(error)) from error
+
     async def wait_for_death(self) -> str:
         """Return, within milliseconds of the actor's death, its cause in words."""
         try:
@@ -121,9 +133,10 @@ class ActorHandle:
 class RayCluster:
     """A running Ray that this process drives. Make it in the main thread: Ray's daemons die with the thread that made them."""
 
-    def __init__(self, ray: Any, namespace: str) -> None:
+    def __init__(self, ray: Any, namespace: str, folder: Path | None) -> None:
         self._ray = ray
         self._namespace = namespace
+        self.folder = folder  # Ray's sockets and logs, when it was started here
         self._classes: Mapping[Pool, Any] = {Pool.PREFILL: ray.remote(PrefillActor), Pool.DECODE: ray.remote(DecodeActor)}
 
     @classmethod
@@ -133,11 +146,14 @@ class RayCluster:
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if not address:
+            adopt_orphans()
             os.environ["RAY_AUTH_MODE"] = "token"
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+            os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # idle workers that no actor of ours would use
         import ray  # here, not above: the environment must be set first
 
+        folder = None if address else Path(tempfile.mkdtemp(prefix="shoal-ray-", dir=_SHORT_FOLDER))
         options: dict[str, Any] = {"namespace": namespace, "logging_level": logging.WARNING, "log_to_driver": True}
         try:
             if address:
@@ -148,12 +164,13 @@ class RayCluster:
                     num_cpus=num_cpus,
                     object_store_memory=_OBJECT_STORE_BYTES,
                     include_dashboard=False,
+                    _temp_dir=str(folder),
                     **options,
                 )
         except (ConnectionError, RuntimeError, ValueError) as error:
             where = f"join the Ray cluster at {address}" if address else "start a local Ray"
             raise Unavailable(f"cannot {where}: {_words(error)}") from error
-        return cls(ray, namespace)
+        return cls(ray, namespace, folder)
 
     def spawn(
         self, name: ActorName, config: WorkerConfig, resources: ActorResources, environment: Mapping[str, str]
@@ -186,8 +203,11 @@ class RayCluster:
         return found
 
     def shutdown(self) -> None:
-        """Leave, and end Ray when it was started here."""
+        """Leave; a Ray that was started here ends, with every process of it, and its files go."""
         self._ray.shutdown()
+        if self.folder is not None:
+            end_descendants()  # agents, which outlive a raylet that had to be killed by many seconds
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _words(error: BaseException) -> str:

@@ -5,6 +5,7 @@ stop:  NOT_SERVING → let requests finish for the grace → end the rest → cl
 """
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from shoal.decode_worker.spec import read_spec
 from shoal.decode_worker.step_loop import DecodeStepLoop
 from shoal.engine.resident import Resident, fingerprint_of, load_resident, open_for
 from shoal.engine.weights import HeldLayers
-from shoal.errors import InvalidConfig, Unavailable
+from shoal.errors import InternalError, InvalidConfig, Unavailable
 from shoal.kv_transfer import TransferServer
 from shoal.kv_transfer.faults import Faults
 from shoal.kv_transfer.wire import fingerprint_to_pb
@@ -31,6 +32,8 @@ from shoal.pb.internal.v1 import transfer_pb2, transfer_pb2_grpc, worker_pb2, wo
 from shoal.pb.v1 import shoal_pb2
 from shoal.rpc import Address, RpcServer
 from shoal.types import ModelShape
+
+_log = logging.getLogger(__name__)
 
 
 class DecodeWorker:
@@ -142,7 +145,19 @@ class DecodeWorker:
         metrics.USED_BLOCKS.set_function(lambda: blocks.num_used)
         metrics.RESERVED_REQUESTS.set_function(lambda: holdings.num_holders)
         metrics.WAITING_REQUESTS.set_function(lambda: holdings.num_waiting)
-        return _Loaded(resident, reservations, steps, runner, asyncio.create_task(steps.run(), name="decode-steps"))
+        stepping = asyncio.create_task(steps.run(), name="decode-steps")
+        stepping.add_done_callback(self._stepping_ended)
+        return _Loaded(resident, reservations, steps, runner, stepping)
+
+    def _stepping_ended(self, stepping: asyncio.Task[None]) -> None:
+        """Without its step loop the worker can do nothing: say so, and let nobody wait."""
+        if stepping.cancelled() or (error := stepping.exception()) is None:
+            return
+        _log.critical("the step loop of %s has ended; restart the worker", self.config.worker_id, exc_info=error)
+        self._draining = True
+        self._ending = asyncio.create_task(self._server.drain())
+        for waiting in self._loaded.runner.requests if self._loaded else ():
+            waiting.end(InternalError("the worker's step loop has ended"))
 
 
 @dataclass(frozen=True, slots=True)

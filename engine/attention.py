@@ -5,6 +5,7 @@ from typing import Protocol
 
 import torch
 
+from shoal.engine.native_attention import NativeAttention
 from shoal.engine.query_runs import QueryRun
 from shoal.engine.torch_attention import TorchAttention
 from shoal.errors import InvalidConfig
@@ -14,12 +15,11 @@ from shoal.types import ModelShape
 class PreparedAttention(Protocol):
     """Attention of one stage with its index tensors made, for all layers of the stage that share a window."""
 
-    def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pool_rows: torch.Tensor, layer_index: int
-    ) -> torch.Tensor:
-        """q [n, heads, d] of the stage's rows, and their k, v [n, kv_heads, d], which the pool holds already.
+    def attend(self, q: torch.Tensor, kv: torch.Tensor | None, pool_rows: torch.Tensor, layer_index: int) -> torch.Tensor:
+        """q [n, heads, d] of the stage's rows, and their kv [n, 2, kv_heads, d], which the pool holds already.
 
-        `pool_rows` is KvPool.rows; `layer_index` counts from the stage's first layer. Returns [n, heads, d].
+        `kv` may be None for a back end that reads them there. `pool_rows` is KvPool.rows; `layer_index` counts from the
+        stage's first layer. Returns [n, heads, d], contiguous.
         """
         ...
 
@@ -34,11 +34,11 @@ class AttentionBackend(Protocol):
         ...
 
 
-_BACKENDS: dict[str, type[AttentionBackend]] = {"torch": TorchAttention}
+_BACKENDS: dict[str, type[AttentionBackend]] = {"native": NativeAttention, "torch": TorchAttention}
 
 
 def attention_backend(name: str) -> AttentionBackend:
-    """The back end called `name`. Raises InvalidConfig that lists the known ones."""
+    """The back end called `name`. Raises InvalidConfig that lists the known ones, KernelsUnavailable for a missing "native"."""
     if name not in _BACKENDS:
         raise InvalidConfig(f"unknown attention back end {name!r}; known: {', '.join(sorted(_BACKENDS))}")
     return _BACKENDS[name]()

@@ -6,13 +6,14 @@ from typing import Self
 import torch
 import torch.nn.functional as F
 
-from shoal.engine.attention import PreparedAttention, attention_backend
+from shoal.engine.attention import PreparedAttention
+from shoal.engine.backends import choose_backend
 from shoal.engine.kv_pool import KvPool
-from shoal.engine.layers import finish_layer, project_kv, project_qkv, rms_norm
+from shoal.engine.layer_backend import Destination, KvRunner, LayerRunner
 from shoal.engine.rope import Rotation, inverse_frequencies, rotation
 from shoal.engine.segment import LogitRows, Segment
 from shoal.engine.stages import RowGroup, Stage, plan_stages, row_ranges
-from shoal.engine.weights import HeldLayers, KvWeights, LayerWeights, LoadReport, ModelWeights, load_weights
+from shoal.engine.weights import HeldLayers, LoadReport, ModelWeights, load_weights
 from shoal.errors import InternalError
 from shoal.model_files import DecoderConfig, ModelFiles
 from shoal.types import DType
@@ -23,12 +24,16 @@ __all__ = ["Decoder", "ForwardPass", "HeldLayers", "LoadReport"]
 class Decoder:
     """Weights, or the part of them that is held, and how to run them. Thread-safe as far as the pools given to it are."""
 
-    def __init__(self, weights: ModelWeights, *, attention: str = "torch", device: torch.device | str = "cpu") -> None:
-        self.weights = weights
+    def __init__(self, weights: ModelWeights, *, dtype: DType, backend: str = "auto", device: torch.device | str = "cpu") -> None:
         self.config: DecoderConfig = weights.config
         self.device = torch.device(device)
-        self.attention = attention_backend(attention)
+        self.backend = choose_backend(backend, self.config, dtype, self.device)
         self.frequencies = inverse_frequencies(self.config.rope, self.config.shape.head_dim, self.device)
+        self.embedding, self.final_norm, self.head = weights.embedding, weights.final_norm, weights.head
+        make = self.backend.layers
+        self._layers = {layer: make.layer(own) for layer, own in weights.layers.items()}
+        self._kv = {layer: make.kv_of(self._layers[layer], own) for layer, own in weights.layers.items()}
+        self._kv |= {layer: make.kv(own) for layer, own in weights.kv_only.items()}
 
     @classmethod
     def load(
@@ -37,31 +42,33 @@ class Decoder:
         *,
         dtype: DType,
         held: HeldLayers,
-        attention: str = "torch",
+        backend: str = "auto",
         device: torch.device | str = "cpu",
         progress: Callable[[int, int], None] | None = None,
     ) -> tuple[Self, LoadReport]:
-        """Read the held layers of a model's files, and only those. Raises InvalidConfig for unusable files."""
+        """Read the held layers of a model's files, and only those.
+
+        `backend`: "native" (compiled kernels), "torch", or "auto", the first where it works and else the second. Raises
+        InvalidConfig for unusable files, an unknown back end, or "native" where it does not work.
+        """
         weights, report = load_weights(model, held, dtype=dtype, device=str(device), progress=progress)
-        return cls(weights, attention=attention, device=device), report
+        return cls(weights, dtype=dtype, backend=backend, device=device), report
 
     def forward(self, segments: Sequence[Segment], pool: KvPool) -> "ForwardPass":
         """Prepare one step over `segments` (at least one); iterating or running the result does all the work."""
         return ForwardPass(self, segments, pool)
 
-    def layer_weights(self, layer: int) -> LayerWeights:
+    def layer(self, layer: int) -> LayerRunner:
         """Raises InternalError for a layer that is not held in full."""
-        if layer not in self.weights.layers:
+        if layer not in self._layers:
             raise InternalError(f"layer {layer} is not held in full here")
-        return self.weights.layers[layer]
+        return self._layers[layer]
 
-    def kv_weights(self, layer: int) -> KvWeights:
+    def kv_layer(self, layer: int) -> KvRunner:
         """Raises InternalError for a layer whose K/V projection is not held."""
-        if layer in self.weights.layers:
-            return self.weights.layers[layer].kv
-        if layer not in self.weights.kv_only:
+        if layer not in self._kv:
             raise InternalError(f"the K/V projection of layer {layer} is not held here")
-        return self.weights.kv_only[layer]
+        return self._kv[layer]
 
 
 class ForwardPass:
@@ -81,12 +88,18 @@ class ForwardPass:
         self._work = self._execute()
 
     def __iter__(self) -> Iterator[int]:
-        return self._work
+        while True:
+            with torch.inference_mode():
+                layer = next(self._work, None)
+            if layer is None:
+                return
+            yield layer
 
     def run(self) -> Self:
         """Do all of the work that is left."""
-        for _ in self:
-            pass
+        with torch.inference_mode():
+            for _ in self._work:
+                pass
         return self
 
     @property
@@ -102,13 +115,13 @@ class ForwardPass:
             raise InternalError("logits exist only after the whole step has run")
         return self._logits
 
-    @torch.inference_mode()
     def _execute(self) -> Generator[int]:
-        decoder, pool, config = self._decoder, self._pool, self._decoder.config
+        decoder, pool = self._decoder, self._pool
         hidden = self._embed()
+        turn_dtype = decoder.backend.layers.rotation_dtype
         self._keep_states(hidden, 0)
         positions = [torch.arange(s.positions.start, s.positions.stop) for s in self._segments]
-        turn = rotation(torch.cat(positions).to(decoder.device), decoder.frequencies, hidden.dtype)
+        turn = rotation(torch.cat(positions).to(decoder.device), decoder.frequencies, turn_dtype)
         for stage in plan_stages(self._segments, decoder.device):
             full, kv_only = stage.full, stage.kv_only
             x, x_turn = _select(full, hidden, turn)
@@ -116,17 +129,15 @@ class ForwardPass:
             attentions: dict[int | None, PreparedAttention] = {}
             for index, layer in enumerate(stage.layers):
                 if kv_only is not None:
-                    kv = project_kv(resting, decoder.kv_weights(layer), config, resting_turn)
-                    pool.write(kv, kv_only.blocks[index], kv_only.offsets)
+                    to = Destination(pool, kv_only.blocks[index], kv_only.offsets)
+                    decoder.kv_layer(layer).leave_kv(resting, resting_turn, to)
                 if full is not None:
-                    weights = decoder.layer_weights(layer)
-                    q, kv = project_qkv(x, weights, config, x_turn)
-                    pool.write(kv, full.blocks[index], full.offsets)
+                    runner = decoder.layer(layer)
+                    q, kv = runner.project(x, x_turn, Destination(pool, full.blocks[index], full.offsets))
                 yield layer
                 if full is not None:
                     attention = self._attention(stage, layer, attentions)
-                    attended = attention.attend(q, kv[:, 0], kv[:, 1], pool.rows, index)
-                    x = finish_layer(x, attended, weights, config)
+                    x = runner.finish(x, attention.attend(q, kv, pool.rows, index))
             if full is not None and full.rows is not None:
                 hidden[full.rows] = x
             elif full is not None:
@@ -136,13 +147,13 @@ class ForwardPass:
 
     def _embed(self) -> torch.Tensor:
         """Hidden states on entry, [rows, h]: embeddings of token ids, or the states that were given."""
-        weights, device = self._decoder.weights, self._decoder.device
+        embedding, device = self._decoder.embedding, self._decoder.device
         ids = [token for segment in self._segments for token in segment.token_ids or ()]
         embedded = torch.empty(0)
         if ids:
-            if weights.embedding is None:
+            if embedding is None:
                 raise InternalError("token ids were given, but the embedding is not held here")
-            embedded = F.embedding(torch.tensor(ids, device=device), weights.embedding)
+            embedded = F.embedding(torch.tensor(ids, device=device), embedding)
         parts: list[torch.Tensor] = []
         first = 0
         for segment in self._segments:
@@ -162,19 +173,19 @@ class ForwardPass:
         shape = self._decoder.config.shape
         window = shape.window(layer)
         if window not in made:
-            backend, pool = self._decoder.attention, self._pool
+            backend, pool = self._decoder.backend.attention, self._pool
             made[window] = backend.prepare(stage.runs, window, shape, pool.rows, pool.block_size)
         return made[window]
 
     def _score(self, hidden: torch.Tensor) -> torch.Tensor:
-        weights, config = self._decoder.weights, self._decoder.config
+        decoder = self._decoder
         rows = [row for segment, own in zip(self._segments, self._rows, strict=True) for row in _logit_rows(segment, own)]
         if not rows:
-            return torch.empty(0, config.shape.vocab_size, device=self._decoder.device)
-        if weights.final_norm is None or weights.head is None:
+            return torch.empty(0, decoder.config.shape.vocab_size, device=decoder.device)
+        if decoder.final_norm is None or decoder.head is None:
             raise InternalError("logits were asked for, but the LM head is not held here")
-        x = hidden[torch.tensor(rows, device=self._decoder.device)]
-        return F.linear(rms_norm(x, weights.final_norm, config.rms_eps), weights.head).to(torch.float32)
+        x = hidden[torch.tensor(rows, device=decoder.device)]
+        return decoder.backend.layers.score(x, decoder.final_norm, decoder.head)
 
 
 def _select(group: RowGroup | None, hidden: torch.Tensor, turn: Rotation) -> tuple[torch.Tensor, Rotation]:

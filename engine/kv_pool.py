@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from shoal.engine.dtypes import torch_dtype
+from shoal.engine.kernels.memory import prefer_large_pages
 from shoal.errors import InternalError
 from shoal.placement.blocks import BlockIds
 from shoal.placement.tables import BlockTable
@@ -29,7 +30,7 @@ class KvPool:
         self.block_size = block_size
         self.dtype = dtype
         dims = (num_blocks, 2, shape.num_kv_heads, block_size, shape.head_dim)
-        self.data = torch.zeros(dims, dtype=torch_dtype(dtype), device=device)
+        self.data = prefer_large_pages(torch.zeros(dims, dtype=torch_dtype(dtype), device=device))
         self.rows = self.data.view(-1, shape.head_dim)  # one row per (block, K or V, head, slot)
 
     @property

@@ -20,7 +20,7 @@ from shoal.engine.segment import (
     prefill_segments,
     scored_segments,
 )
-from shoal.errors import AlreadyExists, InvalidRequest, Unsupported
+from shoal.errors import AlreadyExists, InvalidRequest, ShoalError, Unsupported
 from shoal.placement.batching import Batcher, Chunk, TokenCursor
 from shoal.placement.blocks import BlockPool
 from shoal.placement.reservation import ReservationSize, check_fits_ever, decode_reservation
@@ -221,11 +221,16 @@ class LocalEngine:
         return {key: _result(own, self._prompt_logprobs.pop(key, [])) for key, own in tokens.items()}
 
     def generate(self, requests: Iterable[LocalRequest]) -> list[LocalResult]:
-        """Run some requests to their ends as one continuous batch."""
-        keys = []
-        for index, request in enumerate(requests):
-            keys.append(f"generate-{index}")
-            self.submit(keys[-1], request)
+        """Run some requests to their ends as one continuous batch. When one is refused, none runs and none stays queued."""
+        keys: list[str] = []
+        try:
+            for index, request in enumerate(requests):
+                self.submit(f"generate-{index}", request)
+                keys.append(f"generate-{index}")
+        except ShoalError:
+            for key in keys:
+                self.cancel(key)
+            raise
         results = self.run()
         return [results[key] for key in keys]
 

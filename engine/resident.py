@@ -39,6 +39,7 @@ def open_for(config: WorkerConfig) -> ModelFiles:
     model = open_model(config.model)
     config.allowed_policies(model.config.shape.num_layers)
     config.pool_blocks(model.config.shape)
+    config.check_entries(model.config.shape)
     return model
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from shoal.engine.query_runs import QueryRun, visible
+from shoal.errors import InternalError
 from shoal.types import ModelShape
 
 _MAX_GROUP_SLOTS = 1 << 16  # keys gathered at once for a group of one-token runs
@@ -81,12 +82,12 @@ class TorchAttentionStage:
         self._fresh = fresh
         self._paged = paged
 
-    def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pool_rows: torch.Tensor, layer_index: int
-    ) -> torch.Tensor:
-        out = torch.empty_like(q)
+    def attend(self, q: torch.Tensor, kv: torch.Tensor | None, pool_rows: torch.Tensor, layer_index: int) -> torch.Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for run in self._fresh:
-            run.attend(q, k, v, out)
+            if kv is None:
+                raise InternalError("this back end needs the K and V just computed")
+            run.attend(q, kv[:, 0], kv[:, 1], out)
         for runs in self._paged:
             runs.attend(q, pool_rows, layer_index, out)
         return out

@@ -10,6 +10,7 @@ from shoal.kv_transfer.channel import PairChannel
 from shoal.kv_transfer.gloo import GlooChannel, gloo_device
 from shoal.kv_transfer.ordered import OneAtATime, OrderedGlooChannel
 from shoal.kv_transfer.rendezvous import connect_store
+from shoal.kv_transfer.selftest import check_gloo
 
 DECODE_RANK, PREFILL_RANK = 0, 1
 
@@ -48,6 +49,7 @@ class _Gloo:
             gloo_device(host)
         except RuntimeError:
             raise InvalidConfig(f"transfer.host {host!r} is no address of this machine that Gloo can bind") from None
+        check_gloo(host)
 
     def connect(self, store_host: str, store_port: int, prefix: str, rank: int, timeout_s: float) -> PairChannel:
         return GlooChannel(connect_store(store_host, store_port, prefix, timeout_s), rank, self._host, timeout_s)

@@ -30,7 +30,7 @@ class PointToPoint(Protocol):
 class PairChannel(ABC):
     """One end of a size-2 group. One thread issues, one waits; buffers are contiguous uint8 tensors of the message's size.
 
-    Every method raises Unavailable when the peer or the link is gone.
+    `post_recv` and `send` raise Unavailable when the peer or the link is gone; nothing has been issued then.
     """
 
     @abstractmethod
@@ -43,7 +43,7 @@ class PairChannel(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Give every outstanding message up as far as the back end can. Waiters may still need their timeout."""
+        """From any thread: give every outstanding message up as far as the back end can. Waiters may still need their timeout."""
 
     @abstractmethod
     def close(self) -> None:

@@ -108,8 +108,11 @@ class TransferClient:
             self._sweeper.cancel()
         for key in list(self._slots):
             self._drop(key, Unavailable("the prefill worker is shutting down"))
-        while self._parting:
-            await asyncio.wait(set(self._parting))
+        if self._parting:  # bounded: a peer that hung while the group was being made holds its thread until it dies
+            config = self._config
+            await asyncio.wait(
+                set(self._parting), timeout=config.connect_timeout_s + config.message_timeout_s(config.max_entry_bytes)
+            )
 
     async def _pair(self, target: DecodeTarget) -> OutgoingPair:
         if self._closed:
@@ -127,8 +130,6 @@ class TransferClient:
         for old in list(self._slots):
             if self._slots[old].pair.error is not None:
                 self._drop(old, Unavailable("the pair had closed"))
-            elif old[0] == target.worker_id and old[1] < target.epoch:
-                self._drop(old, Unavailable(f"decode worker {target.worker_id} has been restarted"))
         if len(self._slots) >= self._config.max_pairs:
             idle = [old for old, slot in self._slots.items() if slot.started.done() and slot.pair.is_idle]
             if not idle:
@@ -146,11 +147,21 @@ class TransferClient:
             backend=self._shared.backend.name,
         )
         started = asyncio.create_task(pair.start(hello))
-        started.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever waits hears it too
+        started.add_done_callback(lambda task: self._started(key, task))
         slot = self._slots[key] = _Slot(pair, started)
         if self._sweeper is None:
             self._sweeper = asyncio.create_task(self._sweep())
         return slot
+
+    def _started(self, key: tuple[str, int], task: "asyncio.Task[None]") -> None:
+        """A pair is up, or could not be made: whoever waits hears it too.
+
+        Only now is its epoch known to be true. Believing a caller's word for it would let one wrong task end the good pair.
+        """
+        if task.cancelled() or task.exception() is not None:
+            return
+        for old in [old for old in self._slots if old[0] == key[0] and old[1] < key[1]]:
+            self._drop(old, Unavailable(f"decode worker {key[0]} has been restarted"))
 
     def _drop(self, key: tuple[str, int], error: Cancelled | Unavailable) -> None:
         slot = self._slots.pop(key)

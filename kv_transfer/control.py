@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import grpc
 
@@ -14,6 +14,8 @@ from shoal.kv_transfer.faults import Faults
 from shoal.pb.internal.v1 import transfer_pb2 as pb
 
 logger = logging.getLogger(__name__)
+
+_MAX_UNWRITTEN: Final = 4096  # messages; a peer that reads has far fewer waiting
 
 M = TypeVar("M", pb.SenderMessage, pb.ReceiverMessage)
 
@@ -46,8 +48,10 @@ class ControlStream(Generic[M]):
         self._tasks = [asyncio.create_task(self._write_all()), asyncio.create_task(self._tick_all())]
 
     def put(self, message: M) -> None:
-        """Queue a message; they leave in order."""
+        """Queue a message; they leave in order. A peer that writes but does not read is given up, as a silent one is."""
         self._outbox.put_nowait(message)
+        if self._outbox.qsize() == _MAX_UNWRITTEN:
+            self._on_silent(Unavailable(f"the peer has not read {_MAX_UNWRITTEN} control messages; its pair is closed"))
 
     async def heard(self, message: pb.SenderMessage | pb.ReceiverMessage) -> bool:
         """A message came. True means: a fault drops it."""
@@ -61,11 +65,12 @@ class ControlStream(Generic[M]):
         ticker.cancel()
         if last is not None:
             self.put(last)
-        if not writer.done():
-            await asyncio.wait(
-                [asyncio.ensure_future(self._outbox.join()), writer], timeout=timeout_s, return_when="FIRST_COMPLETED"
-            )
-        self.stop()
+        drained = asyncio.ensure_future(self._outbox.join())
+        try:
+            await asyncio.wait([drained, writer], timeout=timeout_s, return_when="FIRST_COMPLETED")
+        finally:
+            drained.cancel()
+            self.stop()
 
     def stop(self) -> None:
         """Stop at once. Idempotent."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from shoal.config.transfer import MAX_HEARTBEAT_S
 from shoal.errors import InternalError, ShoalError, Unavailable
 from shoal.kv_transfer import wire
 from shoal.kv_transfer.faults import Faults
@@ -48,7 +49,7 @@ class Dialled:
             await faults.reach(f"on-{kind}")
         if kind == "reject":
             raise wire.rejected(answer.reject)
-        if kind != "welcome" or not 0 < answer.welcome.heartbeat_s <= 60:
+        if kind != "welcome" or not 0 < answer.welcome.heartbeat_s <= MAX_HEARTBEAT_S:
             raise InternalError(f"decode worker {self.target.worker_id} answered Hello with {kind!r}, not a proper Welcome")
         return answer.welcome
 

@@ -1,9 +1,9 @@
-"""Named points at which a test may delay, drop, raise or kill. Does nothing unless a test, or a chaos run, asks for it.
+"""Named points at which a test may delay, drop, damage, raise, stop or kill. Does nothing unless asked to.
 
 Points around control messages are `before-<message>` and `after-<message>` on the end that writes it and `on-<message>` on the
 end that reads it (hello, welcome, open, accept, reject, ready, go, skip, trailer, ack, end, heartbeat). Points around the work
 of a message: `before-pack`, `after-pack`, `before-send`, `mid-send`, `after-send` at prefill; `before-post`, `after-post`,
-`mid-receive`, `after-receive`, `after-unpack` at decode.
+`after-receive`, `after-unpack` at decode. `raise` suits the `before-` points, `corrupt` suits `before-send`.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from shoal.errors import InvalidConfig, Unavailable
 
 VARIABLE = "SHOAL_FAULTS"
-_ACTIONS = ("delay", "drop", "raise", "kill")
+_ACTIONS = ("delay", "drop", "corrupt", "raise", "stop", "kill")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Faults:
             raise InvalidConfig(f"{VARIABLE} cannot be read: {error}") from None
 
     def hit(self, point: str) -> bool:
-        """Pass a point from a thread. True means: drop what was about to happen. Raises Unavailable when told to."""
+        """Pass a point from a thread. True means: drop (or damage) what was about to happen. Raises Unavailable when told to."""
         fault = self._due(point)
         if fault is None:
             return False
@@ -87,6 +87,8 @@ class Faults:
 def _carry_out(fault: Fault, point: str) -> bool:
     if fault.action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if fault.action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if fault.action == "raise":
         raise Unavailable(f"fault injected at {point}")
-    return fault.action == "drop"
+    return fault.action in ("drop", "corrupt")

@@ -17,6 +17,8 @@ from shoal.errors import InternalError, ShoalError, Unavailable
 from shoal.kv_transfer.channel import PairChannel, Pending
 from shoal.kv_transfer.faults import Faults
 
+_BROKEN_S = 0.01
+
 Report = Callable[..., None]  # called on the event loop
 
 
@@ -53,7 +55,8 @@ class Lane:
         """Send message n; `sent(bytes)` or `failed(error)` follows on the loop."""
 
         def job() -> None:
-            self._faults.hit("before-send")
+            if self._faults.hit("before-send"):
+                buffer[0] ^= 0xFF
             pending = self._open_channel().send(n, buffer)
             self._faults.hit("mid-send")
             self._awaited.put(_Awaited(pending, timeout_s, done, lambda error: self.report(failed, error)))
@@ -97,11 +100,14 @@ class Lane:
         self._settle_connected(error)
 
         def abort() -> None:
-            if self._channel is not None:
-                self._channel.abort()
-            self.report(aborted)
+            try:
+                if self._channel is not None:
+                    self._channel.abort()
+            finally:
+                self.report(aborted)
 
-        self._jobs.put(abort)
+        # not on the issuing thread: it may be blocked in the very call that the abort is to end
+        threading.Thread(target=abort, name=f"{self._name}-abort", daemon=True).start()
         self._jobs.put(None)
 
     def report(self, call: Report, *args: object) -> None:
@@ -115,8 +121,8 @@ class Lane:
     def _issue_all(self) -> None:
         try:
             self._channel = self._connect()
-        except ShoalError as error:
-            self.report(self._settle_connected, error)
+        except Exception as error:  # noqa: BLE001  # reported to whoever waits for the pair
+            self.report(self._settle_connected, _named(error))
         else:
             self._waiter.start()
             self.report(self._settle_connected, None)
@@ -129,11 +135,14 @@ class Lane:
         self.report(self.closed.set)
 
     def _wait_all(self) -> None:
+        is_broken = False
         while (awaited := self._awaited.get()) is not None:
             try:
-                num_bytes = awaited.pending.wait(awaited.timeout_s)
-            except ShoalError as error:
-                awaited.failed(error)
+                # a wait that failed has closed the channel: nothing behind it can still move, yet each would wait its whole time
+                num_bytes = awaited.pending.wait(_BROKEN_S if is_broken else awaited.timeout_s)
+            except Exception as error:  # noqa: BLE001  # reported to the pair, which closes: this thread must outlive it
+                is_broken = True
+                awaited.failed(_named(error))
             else:
                 awaited.done(num_bytes)
 
@@ -148,13 +157,19 @@ class Lane:
     def _guarded(self, job: Callable[[], None], failed: Report) -> None:
         try:
             job()
-        except ShoalError as error:
-            self.report(failed, error)
+        except Exception as error:  # noqa: BLE001  # reported to the pair, which closes: this thread must outlive it
+            self.report(failed, _named(error))
 
     def _open_channel(self) -> PairChannel:
         if self._channel is None:
             raise Unavailable("the pair was never made")
         return self._channel
+
+
+def _named(error: Exception) -> ShoalError:
+    return (
+        error if isinstance(error, ShoalError) else InternalError(f"the pair's channel failed: {type(error).__name__}: {error}")
+    )
 
 
 class Guard:

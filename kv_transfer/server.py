@@ -130,8 +130,11 @@ class TransferServer(transfer_pb2_grpc.TransferServicer):
             pair.close(error)
         for attempt_id in list(self._shared.transfers):
             self._cancel(attempt_id, error)
-        while self._parting:
-            await asyncio.wait(set(self._parting))
+        if self._parting:  # bounded: a peer that hung while the group was being made holds its thread until it dies
+            config = self._config
+            await asyncio.wait(
+                set(self._parting), timeout=config.connect_timeout_s + config.message_timeout_s(config.max_entry_bytes)
+            )
 
     async def _meet(self, request_iterator: AsyncIterator[pb.SenderMessage], context: ControlContext) -> IncomingPair:
         faults = self._shared.faults

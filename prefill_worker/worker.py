@@ -5,6 +5,7 @@ stop:  NOT_SERVING → let tasks be acknowledged for the grace → end the rest 
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,8 +14,8 @@ import psutil
 from shoal.config.worker import Pool, WorkerConfig
 from shoal.engine.resident import Resident, fingerprint_of, load_resident, open_for
 from shoal.engine.weights import HeldLayers
-from shoal.errors import AlreadyExists, InvalidConfig, Unavailable
-from shoal.kv_transfer import TransferClient
+from shoal.errors import AlreadyExists, InternalError, InvalidConfig, Unavailable
+from shoal.kv_transfer import DecodeTarget, TransferClient
 from shoal.kv_transfer.faults import Faults
 from shoal.kv_transfer.wire import fingerprint_to_pb
 from shoal.model_files import ModelFiles
@@ -29,6 +30,8 @@ from shoal.prefill_worker.step_loop import PrefillStepLoop
 from shoal.prefill_worker.task import PrefillTask
 from shoal.rpc import Address, RpcServer
 from shoal.types import ModelShape
+
+_log = logging.getLogger(__name__)
 
 
 class PrefillWorker:
@@ -109,6 +112,10 @@ class PrefillWorker:
             raise AlreadyExists(f"attempt {spec.attempt_id} is being prefilled already; reserve again to retry")
         return self._loaded.runner.submit(spec, deadline_s)
 
+    async def prewarm(self, target: DecodeTarget) -> None:
+        """Connect to a decode worker before its first transfer. Raises Unavailable, Mismatch."""
+        await self._transfers.prewarm(target)
+
     def describe(self) -> worker_pb2.WorkerDescription:
         """Who this is and what it may be asked."""
         return worker_pb2.WorkerDescription(
@@ -139,7 +146,19 @@ class PrefillWorker:
         metrics.USED_BLOCKS.set_function(lambda: blocks.num_used)
         metrics.HOLDING_REQUESTS.set_function(lambda: holdings.num_holders)
         metrics.WAITING_REQUESTS.set_function(lambda: holdings.num_waiting)
-        return _Loaded(resident, steps, runner, asyncio.create_task(steps.run(), name="prefill-steps"))
+        stepping = asyncio.create_task(steps.run(), name="prefill-steps")
+        stepping.add_done_callback(self._stepping_ended)
+        return _Loaded(resident, steps, runner, stepping)
+
+    def _stepping_ended(self, stepping: asyncio.Task[None]) -> None:
+        """Without its step loop the worker can do nothing: say so, and let nobody wait."""
+        if stepping.cancelled() or (error := stepping.exception()) is None:
+            return
+        _log.critical("the step loop of %s has ended; restart the worker", self.config.worker_id, exc_info=error)
+        self._draining = True
+        self._ending = asyncio.create_task(self._server.drain())
+        for waiting in self._loaded.runner.tasks if self._loaded else ():
+            waiting.end(InternalError("the worker's step loop has ended"))
 
 
 @dataclass(frozen=True, slots=True)

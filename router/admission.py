@@ -34,6 +34,7 @@ from shoal.visibility import VisibilityKind
 
 _MAX_CHARACTERS_PER_TOKEN: Final = 256  # no vocabulary has longer tokens
 _PROMPT_ON_DECODE: Final = "prompt_logprobs: the whole prompt was run on decode, none of it on prefill"
+_MESSAGE_CHARACTERS: Final = 32  # what a chat template puts around one, roughly
 _INLINE_CHARACTERS: Final = 2_000  # longer prompts are tokenised in a thread, so that streams go on meanwhile
 
 
@@ -171,11 +172,14 @@ class Admission:
                     return self._encoder.encode_text(request.text)
                 return await asyncio.to_thread(self._encoder.encode_text, request.text)
             case "chat":
+                # every message has a token at least, and is worked on even when it says nothing
+                num_messages = len(request.chat.messages)
+                check_prompt_length(max(1, num_messages), self.limits.max_context, at_least=True)
                 messages, offered = read_messages(request.chat), tools.offered if tools is not None else ()
                 num_characters = sum(len(m.content) + len(m.tool_calls_json) for m in request.chat.messages)
                 num_characters += len(request.chat.tools_json) if offered else 0
                 self._check_characters(num_characters)
-                if num_characters <= _INLINE_CHARACTERS:
+                if num_characters + _MESSAGE_CHARACTERS * num_messages <= _INLINE_CHARACTERS:
                     return self._encoder.encode_chat(messages, offered)
                 return await asyncio.to_thread(self._encoder.encode_chat, messages, offered)
             case "tokenized":

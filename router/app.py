@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self
@@ -59,7 +60,7 @@ class Router:
             registry=self.registry,
         )
         self._endpoints = endpoints or _endpoint_source(config)
-        self.service = RouterService(parts, asyncio.get_running_loop().time)
+        self.service = RouterService(parts, time.monotonic)
         self._server = RpcServer()
         self.http_address: Address | None = None
         self._http = HttpServer(http_app(self.service, config)) if config.http_listen is not None else None

@@ -6,6 +6,7 @@ Decode ──▶ Reserved ──▶ tokens … ──▶ Finished
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -132,7 +133,7 @@ class Attempt:
         if self.report.reserved is not None:
             raise InternalError(f"decode worker {self._decode.worker_id} reserved twice")
         self.report.reserved = reserved
-        self.report.reserved_at = asyncio.get_running_loop().time()
+        self.report.reserved_at = time.monotonic()
         if reserved.num_entries == 0:
             return
         if self._prefill is None:
@@ -208,7 +209,7 @@ class Attempt:
         return error
 
     def _time_left(self) -> float:
-        left = self._request.deadline - asyncio.get_running_loop().time()
+        left = self._request.deadline - time.monotonic()
         if left <= 0:
             raise DeadlineExceeded("the request's deadline passed before its work was done; allow more time")
         return left

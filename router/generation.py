@@ -1,6 +1,7 @@
 """One request from admission to its last delta: runs the dispatch, gathers tokens, keeps time. Knows no public proto."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -39,13 +40,12 @@ class Generation:
         flush_tokens: int,
         max_queued_tokens: int,
     ) -> None:
-        self._loop = asyncio.get_running_loop()
         sampling = admitted.dispatch.sampling
         self.admitted = admitted
         num_children = admitted.dispatch.num_children
         self.answers = [Answer(decode_text, sampling, index) for index in range(num_children)]
         self.prompt_logprobs: PromptLogprobs | None = None
-        self.moments = Moments(arrived=arrived, tokenized=self._loop.time())
+        self.moments = Moments(arrived=arrived, tokenized=time.monotonic())
         self._dispatch = dispatch
         self._queue: TokenQueue[Output] = TokenQueue(max_queued_tokens)
         self._flush_s, self._flush_tokens = flush_s, min(flush_tokens * num_children, max_queued_tokens)
@@ -137,7 +137,7 @@ class Generation:
         """Note when tokens of one child came."""
         if not tokens:
             return
-        now, moments, policy, index = self._loop.time(), self.moments, self.admitted.policy, tokens[0].index
+        now, moments, policy, index = time.monotonic(), self.moments, self.admitted.policy, tokens[0].index
         GENERATED_TOKENS.inc(len(tokens))
         if moments.first_token is None:
             moments.first_token, self._first_attempt = now, self.report.attempt

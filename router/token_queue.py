@@ -1,6 +1,7 @@
 """Between the leg that produces tokens and the stream that sends them: bounded, and gathered into few messages."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -20,7 +21,7 @@ class TokenQueue(Generic[Item]):
         self._room = asyncio.Event()  # for the producer
         self._ended = False
         self._error: BaseException | None = None
-        self._clock = clock or asyncio.get_running_loop().time
+        self._clock = clock or time.monotonic
         self._last_take: float | None = None
 
     async def put(self, item: Item) -> None:

@@ -6,7 +6,7 @@ from shoal.placement.arithmetic import decode_kv_layer_tokens
 from shoal.placement.cost import kv_layer_tokens_read, request_cost
 from shoal.simulator.machine import Machine
 from shoal.simulator.model_spec import ModelSpec
-from shoal.simulator.step_cost import StepCost
+from shoal.simulator.step_cost import StepCost, StepWork
 from shoal.simulator.transfer_cost import HandoffCost, Wire, handoff_cost
 from shoal.visibility import Visibility
 
@@ -35,12 +35,14 @@ def first_step_s(cost: StepCost, num_prompt_tokens: int) -> float:
     num_boundary = num_prompt_tokens - split.num_prefill_tokens
     pairs = request_cost(shape, visibility, num_prompt_tokens, 1).decode.attention_flops // (4 * shape.num_heads * shape.head_dim)
     return cost.step_s(
-        1,
-        kv_layer_tokens_read(shape, visibility, num_prompt_tokens, num_boundary),
-        num_chunk_tokens=num_boundary - 1,
-        num_chunk_pairs=pairs if num_boundary > 1 else 0,
-        num_deep_tokens=split.num_anchor_tokens if cost.num_upper else 0,
-        num_projected_tokens=split.num_prefill_tokens if visibility.late else 0,
+        StepWork(
+            num_rows=1,
+            num_kv_layer_tokens=kv_layer_tokens_read(shape, visibility, num_prompt_tokens, num_boundary),
+            num_chunk_tokens=num_boundary - 1,
+            num_pairs=pairs if num_boundary > 1 else 0,
+            num_deep_tokens=split.num_anchor_tokens if cost.num_upper else 0,
+            num_projected_tokens=split.num_prefill_tokens if visibility.late else 0,
+        )
     )
 
 
@@ -48,7 +50,8 @@ def decode_step_s(cost: StepCost, batch: int, num_prompt_tokens: int, num_genera
     """TPOT of `batch` equal requests, each with N prompt tokens and g generated ones (formula 2)."""
     visibility = cost.visibility
     num_decode = num_prompt_tokens - visibility.split(num_prompt_tokens).num_prefill_tokens + num_generated
-    return cost.step_s(batch, batch * kv_layer_tokens_read(cost.model.shape, visibility, num_prompt_tokens, num_decode))
+    read = batch * kv_layer_tokens_read(cost.model.shape, visibility, num_prompt_tokens, num_decode)
+    return cost.step_s(StepWork(num_rows=batch, num_kv_layer_tokens=read))
 
 
 def request_alone(

@@ -6,6 +6,7 @@ dense models on one GPU; a test holds the two equal there. Here also: MLA and ex
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,6 +27,19 @@ class ChunkCost:
     @property
     def total_s(self) -> float:
         return self.layers_s + self.projections_s + self.overhead_s
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What one step of a decode or colocated worker runs."""
+
+    num_rows: int = 0  # requests whose last token of the step samples: one decode token each
+    num_kv_layer_tokens: float = 0.0  # (token, layer) pairs of KV that the rows read
+    num_chunk_tokens: int = 0  # further decode tokens (boundary, replayed) through all layers
+    num_pairs: int = 0  # attention pairs of chunks and prefill tokens over their layers
+    num_deep_tokens: int = 0  # anchors (`speed`): upper layers only
+    num_projected_tokens: int = 0  # late `pop`: K and V projections above K
+    num_prefill_tokens: int = 0  # colocated: prefill tokens, lower layers
 
 
 @dataclass(frozen=True)
@@ -50,20 +64,21 @@ class StepCost:
         return self.visibility.kind is VisibilityKind.POP and not self.visibility.late and self.num_upper > 0
 
     def chunk(self, start: int, stop: int) -> ChunkCost:
-        """Formula 1 for prefill tokens [start, stop): a chunk after others, or after a cached prefix of `start` tokens.
+        """One prefill chunk alone in its step: tokens [start, stop), after others or after a cached prefix of `start`."""
+        return self.prefill_step([(start, stop)])
+
+    def prefill_step(self, ranges: Sequence[tuple[int, int]]) -> ChunkCost:
+        """Formula 1 for the chunks [start, stop) of one step of a prefill worker, n tokens together.
 
         max(2·n·Σp/(F·e_g·n/(n + n_half)), weight bytes/(BW·e_w)) + Σ 4·H·d·(A_l(stop) − A_l(start))/(F·e_a) + K·t_layer + t_step
-        + all-reduces. Weights are read again by every chunk.
+        + all-reduces. Weights are read again by every step.
         """
-        num_tokens = stop - start
+        num_tokens = sum(stop - start for start, stop in ranges)
         if num_tokens <= 0:
             return ChunkCost(0.0, 0.0, 0.0)
-        active = self._lower_weights
-        read = self._read_weights(self.depth, num_tokens)
-        pairs = sum(count * (causal_pairs(stop, window) - causal_pairs(start, window)) for window, count in self._lower_windows)
-        layers_s = self._linear_s(num_tokens, active, read) + pairs * self.model.attention_pair_flops / (
-            self.machine.attention_flops_per_s
-        )
+        pairs = sum(self.lower_pairs(start, stop) for start, stop in ranges)
+        layers_s = self._linear_s(num_tokens, self._lower_weights, self._read_weights(self.depth, num_tokens))
+        layers_s += pairs * self.model.attention_pair_flops / self.machine.attention_flops_per_s
         layers_s += self.depth * self.machine.profile.layer_s
         layers_s += self.machine.allreduce_seconds(self.model, num_tokens, self.depth)
         projections_s = 0.0
@@ -72,42 +87,46 @@ class StepCost:
             projections_s = self._linear_s(num_tokens, weights, weights)
         return ChunkCost(layers_s, projections_s, self.machine.profile.step_s)
 
+    def lower_pairs(self, start: int, stop: int) -> int:
+        """Σ_{l<K} A_l(stop) − A_l(start): attention pairs of tokens [start, stop) in the lower layers."""
+        return sum(count * (causal_pairs(stop, window) - causal_pairs(start, window)) for window, count in self._lower_windows)
+
     def prefill_s(self, num_tokens: int, *, num_cached: int = 0, chunk_tokens: int | None = None) -> float:
         """The prefill leg of tokens [num_cached, num_tokens), whole or in chunks."""
         return sum(self.chunk(start, stop).total_s for start, stop in chunks(num_cached, num_tokens, chunk_tokens))
 
-    def step_s(
-        self,
-        num_rows: int,
-        num_kv_layer_tokens: float,
-        *,
-        num_chunk_tokens: int = 0,
-        num_chunk_pairs: int = 0,
-        num_deep_tokens: int = 0,
-        num_projected_tokens: int = 0,
-    ) -> float:
-        """Formula 2, for a step through all L layers with the LM head: rows of one token, and chunks beside them.
+    def step_s(self, work: StepWork) -> float:
+        """Formula 2 for a step through all L layers with the LM head, and what a colocated or beginning step adds.
 
         max(weight bytes/(BW·e_w), 2·n·weights/(F·e_g)) + kb·pairs/(BW·e_kv) + chunks' attention + L·t_layer + t_step +
-        all-reduces. The factor n/(n + n_half) of formula 1 applies when a chunk takes part. `num_deep_tokens` (anchors under
-        `speed`) run the upper layers only; late `pop` projects `num_projected_tokens` above K.
+        all-reduces. The factor n/(n + n_half) of formula 1 applies when more than single rows take part.
         """
         model, machine, num_layers = self.model, self.machine, self.model.shape.num_layers
-        num_tokens = num_rows + num_chunk_tokens
-        weights = num_tokens * self._all_weights + num_deep_tokens * (self._all_weights - self._lower_weights)
-        weights += num_projected_tokens * self.num_upper * model.kv_projection_weights + max(1, num_rows) * model.head_weights
+        num_full = work.num_rows + work.num_chunk_tokens
+        num_run = num_full if num_full else work.num_prefill_tokens
+        projections = self.num_upper * model.kv_projection_weights
+        weights = num_full * self._all_weights + work.num_deep_tokens * (self._all_weights - self._lower_weights)
+        weights += work.num_projected_tokens * projections + work.num_rows * model.head_weights
+        weights += work.num_prefill_tokens * (self._lower_weights + (projections if self.projects_early else 0))
+        num_wide = work.num_chunk_tokens + work.num_projected_tokens + work.num_prefill_tokens
         share = 1.0
-        if num_chunk_tokens or num_projected_tokens:
-            wide = num_tokens + num_projected_tokens
-            share = wide / (wide + machine.profile.num_half_tokens)
+        if num_wide:
+            share = (num_wide + work.num_rows) / (num_wide + work.num_rows + machine.profile.num_half_tokens)
         linear_s = 2 * weights / (machine.linear_flops_per_s(model) * share)
-        read = self._read_weights(num_layers, num_tokens) + model.head_weights
+        depth = num_layers if num_full else self.depth if num_run else 0
+        read = self._read_weights(depth, num_run) if num_run else projections
+        read += model.head_weights if num_full else 0
         weights_s = read * model.weight_bytes / machine.weight_bytes_per_s
-        kv_s = num_kv_layer_tokens * model.kv_token_bytes / machine.kv_bytes_per_s(model)
-        attention_s = num_chunk_pairs * model.attention_pair_flops / machine.attention_flops_per_s
-        overhead_s = num_layers * machine.profile.layer_s + machine.profile.step_s
-        overhead_s += machine.allreduce_seconds(model, num_tokens, num_layers)
+        kv_s = work.num_kv_layer_tokens * self.kv_pair_s
+        attention_s = work.num_pairs * model.attention_pair_flops / machine.attention_flops_per_s
+        overhead_s = depth * machine.profile.layer_s + machine.profile.step_s
+        overhead_s += machine.allreduce_seconds(model, num_full + work.num_prefill_tokens, depth)
         return max(linear_s, weights_s) + kv_s + attention_s + overhead_s
+
+    @cached_property
+    def kv_pair_s(self) -> float:
+        """Seconds to read one token's KV of one layer."""
+        return self.model.kv_token_bytes / self.machine.kv_bytes_per_s(self.model)
 
     @cached_property
     def _lower_weights(self) -> int:

@@ -78,42 +78,67 @@ def handoff_bytes(
     return HandoffBytes(layer_tokens * model.kv_token_bytes * replication, states * shape.hidden_size * model.hidden_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class Send:
+    """One message of a transfer that is alone on its link. Seconds from the start of prefill."""
+
+    layer: int | None  # None: deep states
+    ready_s: float
+    done_s: float
+    num_bytes: float
+
+
 def handoff_cost(
     cost: StepCost, wire: Wire, num_prompt_tokens: int, *, num_cached: int = 0, chunk_tokens: int | None = None
 ) -> HandoffCost:
     """Serial and exposed seconds of one handoff under formula 4, nothing else on the link.
 
+    Exposed counts from the end of the prefill leg, so TTFT = prefill + exposed + the first step.
+    """
+    num_prefill = cost.visibility.split(num_prompt_tokens).num_prefill_tokens
+    if num_prefill <= num_cached:
+        return HandoffCost(0.0, 0.0, 0.0, 0.0)
+    replication = cost.machine.replication(cost.model)
+    total = handoff_bytes(cost.model, cost.visibility, num_prompt_tokens, num_cached=num_cached, replication=replication).total
+    sends = timeline(cost, wire, num_prompt_tokens, num_cached=num_cached, chunk_tokens=chunk_tokens)
+    prefill_s = cost.prefill_s(num_prefill, num_cached=num_cached, chunk_tokens=chunk_tokens)
+    serial_s = len(sends) * wire.latency_s + total / wire.bytes_per_s + wire.handoff_s
+    done_s = sends[-1].done_s if sends else 0.0
+    return HandoffCost(total, prefill_s, serial_s, max(0.0, done_s - prefill_s) + wire.handoff_s)
+
+
+def timeline(
+    cost: StepCost, wire: Wire, num_prompt_tokens: int, *, num_cached: int = 0, chunk_tokens: int | None = None
+) -> list[Send]:
+    """Every message in order, by formula 4: done_l = max(done_{l−1}, R_l) + latency + bytes_l/bandwidth.
+
     R_l are spread evenly over a chunk's time; plain `pop`'s upper K and V and late `pop`'s hidden states are ready only after
-    layer K−1. Exposed counts from the end of the prefill leg, so TTFT = prefill + exposed + the first step.
+    layer K−1.
     """
     model, visibility, shape = cost.model, cost.visibility, cost.model.shape
     split = visibility.split(num_prompt_tokens)
     num_due = max(0, split.num_prefill_tokens - num_cached)
-    if num_due == 0:
-        return HandoffCost(0.0, 0.0, 0.0, 0.0)
-    replication = cost.machine.replication(model)
-    total = handoff_bytes(model, visibility, num_prompt_tokens, num_cached=num_cached, replication=replication)
+    token_bytes = model.kv_token_bytes * cost.machine.replication(model)
     first_sent = [split.num_prefill_tokens - num_shipped_tokens(shape, layer, num_due) for layer in range(shape.num_layers)]
     num_states = num_deep_states(shape, visibility, num_prompt_tokens, num_cached)
     state_stop = split.num_anchor_tokens if not visibility.late else split.num_prefill_tokens
-    kv_layers = shipped_kv_layers(shape, visibility)
 
     now = done = 0.0
-    num_messages = 0
+    sends: list[Send] = []
     for start, stop in chunks(num_cached, split.num_prefill_tokens, chunk_tokens):
         chunk = cost.chunk(start, stop)
         ready = _layer_ready(cost, chunk.layers_s, chunk.projections_s, now + chunk.overhead_s)
         now += chunk.total_s
-        pieces = [(ready[layer], max(0, stop - max(start, first_sent[layer]))) for layer in kv_layers]
-        sends = [(at, tokens * model.kv_token_bytes * replication) for at, tokens in pieces if tokens]
+        pieces: list[tuple[int | None, float, float]] = []
+        for layer in shipped_kv_layers(shape, visibility):
+            pieces.append((layer, ready[layer], max(0, stop - max(start, first_sent[layer])) * token_bytes))
         states = max(0, min(stop, state_stop) - max(start, state_stop - num_states))
-        if states:
-            sends.append((ready[cost.depth - 1], states * shape.hidden_size * model.hidden_bytes))
-        for at, num_bytes in sends:
-            done = max(done, at) + wire.latency_s + num_bytes / wire.bytes_per_s
-        num_messages += len(sends)
-    serial_s = num_messages * wire.latency_s + total.total / wire.bytes_per_s + wire.handoff_s
-    return HandoffCost(total.total, now, serial_s, max(0.0, done - now) + wire.handoff_s)
+        pieces.append((None, ready[cost.depth - 1], states * shape.hidden_size * model.hidden_bytes))
+        for layer_or_states, at, num_bytes in pieces:
+            if num_bytes:
+                done = max(done, at) + wire.latency_s + num_bytes / wire.bytes_per_s
+                sends.append(Send(layer_or_states, at, done, num_bytes))
+    return sends
 
 
 def _layer_ready(cost: StepCost, layers_s: float, projections_s: float, begin_s: float) -> list[float]:

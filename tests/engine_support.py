@@ -6,10 +6,12 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from shoal.engine.decoder import Decoder, HeldLayers
+from shoal.engine.kernels import KernelsUnavailable, kernels
 from shoal.engine.kv_pool import KvPool
 from shoal.engine.local import LocalEngine, LocalRequest, LocalResult
 from shoal.model_files import ModelFiles, open_model, write_random_model
@@ -28,6 +30,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+def _missing() -> str:
+    try:
+        kernels()
+    except KernelsUnavailable as error:
+        return str(error)
+    return ""
+
+
+NATIVE_MISSING = _missing()  # why the compiled kernels cannot run here
+BACKENDS = ["torch", pytest.param("native", marks=pytest.mark.skipif(bool(NATIVE_MISSING), reason=NATIVE_MISSING))]
+
+
 @cache
 def model_files(variant: str = "llama") -> ModelFiles:
     options = {"vocab_size": 300, **VARIANTS[variant]}
@@ -35,9 +49,9 @@ def model_files(variant: str = "llama") -> ModelFiles:
 
 
 @cache
-def decoder(variant: str = "llama", dtype: DType = DType.FLOAT32) -> Decoder:
+def decoder(variant: str = "llama", dtype: DType = DType.FLOAT32, backend: str = "auto") -> Decoder:
     model = model_files(variant)
-    return Decoder.load(model, dtype=dtype, held=HeldLayers.everything(model.config.shape.num_layers))[0]
+    return Decoder.load(model, dtype=dtype, held=HeldLayers.everything(model.config.shape.num_layers), backend=backend)[0]
 
 
 @cache
@@ -50,9 +64,9 @@ def reference(variant: str = "llama") -> PreTrainedModel:
 
 
 @cache
-def smollm2(dtype: DType = DType.FLOAT32) -> Decoder:
+def smollm2(dtype: DType = DType.FLOAT32, backend: str = "auto") -> Decoder:
     model = open_model("smollm2-135m")
-    return Decoder.load(model, dtype=dtype, held=HeldLayers.everything(model.config.shape.num_layers))[0]
+    return Decoder.load(model, dtype=dtype, held=HeldLayers.everything(model.config.shape.num_layers), backend=backend)[0]
 
 
 def engine(of: Decoder, num_blocks: int = 1500, block_size: int = 4, dtype: DType = DType.FLOAT32, **options: Any) -> LocalEngine:

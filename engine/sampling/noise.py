@@ -18,7 +18,7 @@ def gumbel(rows: Sequence[SampleRow], vocab_size: int, device: torch.device) -> 
     for part in torch.tensor(parts, dtype=torch.int64, device=device).T:
         key = _mixed((key ^ part) + _GOLDEN)
     x = _mixed(key[:, None] + torch.arange(1, vocab_size + 1, device=device) * _GOLDEN)  # wrapping
-    uniform = (_shifted(x, 11).to(torch.float64) + 0.5) * 2.0**-53  # in (0, 1), both ends excluded
+    uniform = (_shifted(x, 12).to(torch.float64) + 0.5) * 2.0**-52  # 52 bits: with 53 the half rounds the largest up to 1
     return -torch.log(-torch.log(uniform))
 
 

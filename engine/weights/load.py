@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shoal.engine.kernels import memory
 from shoal.engine.weights.held import HeldLayers
 from shoal.engine.weights.layers import KvWeights, LayerWeights, ModelWeights
 from shoal.engine.weights.read import TensorReader, open_reader
@@ -138,7 +139,10 @@ class _Loader:
         """Parts of equal width stacked along rows, each read straight into its place."""
         infos = [self._model.tensor(part, layer) for part in parts]
         shape = (sum(info.shape[0] for info in infos), *infos[0].shape[1:])
-        out = torch.empty(shape, dtype=self._dtype, device=self._device)
+        if self._device.type == "cpu":
+            out = memory.empty(shape, self._dtype)
+        else:
+            out = torch.empty(shape, dtype=self._dtype, device=self._device)
         self.resident_bytes += out.nbytes
         row = 0
         for part, info in zip(parts, infos, strict=True):

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from shoal.model_files import write_random_model
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
 from shoal.rpc import open_sync_channel
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 150.0
 
 
 @dataclass
@@ -117,9 +116,8 @@ def spawn_serve(arguments: list[str], log: IO[str], environment: dict[str, str] 
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=variables)
 
 
-def start_serve(arguments: list[str], environment: dict[str, str] | None = None) -> Cluster:
+def start_serve(arguments: list[str], log: Path, environment: dict[str, str] | None = None) -> Cluster:
     """Start and wait for the ready line."""
-    log = Path(tempfile.mkstemp(prefix="shoal-serve-", suffix=".log")[1])
     address = f"127.0.0.1:{free_port('127.0.0.1')}"
     with log.open("w") as stream:
         process = spawn_serve(["--listen", address, *arguments], stream, environment)
@@ -148,12 +146,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def serve() -> Iterator[Callable[..., Cluster]]:
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
     """Start clusters; each is stopped when the module is done, or earlier by the test."""
     clusters: list[Cluster] = []
 
     def start(*arguments: str, environment: dict[str, str] | None = None) -> Cluster:
-        clusters.append(start_serve(list(arguments), environment))
+        log = tmp_path_factory.mktemp("serve") / "serve.log"
+        clusters.append(start_serve(list(arguments), log, environment))
         return clusters[-1]
 
     yield start

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -22,7 +23,7 @@ from shoal.rpc import open_channel
 from shoal.types import DType, ModelShape, SamplingParams
 from shoal.visibility import Visibility
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
 NUM_REQUESTS = 32
 TIE = 1e-4  # a step whose two best scores lie closer may go either way
@@ -162,7 +163,8 @@ def real(serve: Callable[..., Any]) -> Iterator[Any]:
     """The real model, one worker each, any visibility."""
     cluster = serve("--model", DEFAULT_MODEL, "--visibilities", "full,speed:22,pop:20,pop:20:late")
     yield cluster
-    cluster.stop()
+    if cluster.process.poll() is None:
+        cluster.stop()
 
 
 async def test_32_requests_at_once_equal_the_reference_on_the_real_model(real: Any) -> None:
@@ -204,3 +206,12 @@ async def test_a_prefill_worker_for_speed_22_holds_22_layers_and_its_memory_show
     saved = full["prefill-0"].resident_bytes - shallow["prefill-0"].resident_bytes
     print(f"prefill read {read[0]:,} and {read[1]:,} bytes; resident: {saved / 1e6:.0f} MB less for {upper_bytes / 1e6:.0f} MB")
     assert saved > 0.7 * upper_bytes
+
+
+def test_serve_killed_outright_leaves_nothing(real: Any) -> None:
+    """Nobody is left to stop the others: they notice, drain and end. Ends this module's cluster."""
+    before = real.descendants()
+    real.process.kill()
+    real.process.wait(5)
+    _, left = psutil.wait_procs(before, timeout=30)
+    assert not left, [process.name() for process in left]

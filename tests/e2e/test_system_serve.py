@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,19 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from shoal.cli.preflight import free_port
+from shoal.cli.preflight import check_port, free_port
+from shoal.errors import InvalidConfig
+from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
 from shoal.rpc import open_sync_channel
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def cluster(serve: Callable[..., Any], tiny_model: Path) -> Iterator[Any]:
-    started = serve("--model", str(tiny_model), "--visibilities", "full,speed:2")
-    yield started
-    if started.process.poll() is None:
-        started.stop(signal.SIGINT)  # Ctrl-C
+def cluster(serve: Callable[..., Any], tiny_model: Path) -> Any:
+    """One worker each, with metrics; a test of this module ends it."""
+    ports = _free_ports_in_a_row(4)
+    return serve("--model", str(tiny_model), "--visibilities", "full,speed:2", "--metrics-port", str(ports))
 
 
 def test_a_session_over_reflection(cluster: Any) -> None:
@@ -70,23 +72,27 @@ def test_a_port_in_use_is_refused_before_anything_starts(cluster: Any, tiny_mode
     assert "Ray" not in ended.stderr
 
 
-def test_a_lost_controller_ends_serve_with_words_and_leaves_nothing(serve: Callable[..., Any], tiny_model: Path) -> None:
-    started = serve("--model", str(tiny_model))
-    before = started.descendants()
-    started.child("shoal.launch.controller").kill()
-    assert started.process.wait(40) == 1
-    assert "the controller was killed by signal 9" in started.log.read_text()
-    _, left = psutil.wait_procs(before, timeout=5)
-    assert not left
+def test_every_process_serves_metrics_and_pairs_are_warm_before_the_first_request(cluster: Any) -> None:
+    port = int(_argument(cluster, "--metrics-port"))
+    names = ("shoal_router_ready_workers", "shoal_controller_workers", "shoal_prefill_worker_total_blocks")
+    for offset, name in enumerate((*names, "shoal_decode_worker_total_blocks")):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port + offset}/metrics", timeout=5) as answer:
+            assert name in answer.read().decode()
+    assert "is up" in cluster.log.read_text()
 
 
-def test_serve_killed_outright_leaves_nothing(serve: Callable[..., Any], tiny_model: Path) -> None:
-    started = serve("--model", str(tiny_model))
-    before = started.descendants()
-    started.process.kill()
-    started.process.wait(5)
-    _, left = psutil.wait_procs(before, timeout=30)
-    assert not left, [process.name() for process in left]
+def test_ctrl_c_lets_running_requests_finish_and_leaves_nothing(cluster: Any) -> None:
+    with open_sync_channel(cluster.address) as channel:
+        request = shoal_pb2.GenerateRequest(text="shoals", stream=True, visibility="full")
+        request.sampling_params.max_tokens = 300
+        request.sampling_params.ignore_eos = True
+        stream = shoal_pb2_grpc.ShoalStub(channel).Generate(request, timeout=60)
+        assert next(stream).HasField("chunk")
+        cluster.process.send_signal(signal.SIGINT)
+        *_, last = stream
+    assert last.complete.completion_tokens == 300
+    cluster.stop(signal.SIGCONT)  # it is ending already
+    assert cluster.log.read_text().rstrip().endswith("stopped")
 
 
 def test_ctrl_c_while_starting_leaves_nothing(tiny_model: Path, tmp_path: Path) -> None:
@@ -167,6 +173,24 @@ def _listener(address: str) -> psutil.Process:
 
 def _raylet_of(process: psutil.Process) -> int:
     return next(parent.pid for parent in process.parents() if parent.name() == "raylet")
+
+
+def _argument(cluster: Any, flag: str) -> str:
+    arguments = list(cluster.process.args)
+    return str(arguments[arguments.index(flag) + 1])
+
+
+def _free_ports_in_a_row(count: int) -> int:
+    """The first of so many ports that nothing holds now."""
+    for _ in range(50):
+        first = free_port("127.0.0.1")
+        try:
+            for port in range(first, first + count):
+                check_port("127.0.0.1", port, "")
+        except InvalidConfig:
+            continue
+        return first
+    raise AssertionError("no free ports in a row")
 
 
 def _source() -> str:

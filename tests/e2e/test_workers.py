@@ -128,6 +128,36 @@ async def test_mixed_visibilities_equal_the_single_process(
     assert [answer.token_ids for answer in alone] == [answer.token_ids for answer in answers[::5]]
 
 
+@pytest.mark.parametrize(("architecture", "num_global_layers"), [("mistral", 0), ("qwen3", 2)])
+async def test_window_layers_ship_only_what_is_seen(tmp_path: Path, architecture: str, num_global_layers: int) -> None:
+    """What a window hides stays behind: decode's blocks hold other requests' leavings there, and no token differs."""
+    window = write_random_model(tmp_path, architecture=architecture, sliding_window=9, num_global_layers=num_global_layers)
+    asks = make_asks(seed=7, visibilities=(*MIXED, "speed:2:sink"))
+    shape = open_model(str(window)).config.shape
+    assert shape.windows == (None,) * num_global_layers + (9,) * (4 - num_global_layers)
+    allowed = tuple(Visibility.parse(text) for text in (*MIXED, "speed:2:sink"))
+    configs = [
+        make_config(pool, window, allowed_visibilities=allowed, num_blocks=300, token_budget=11)
+        for pool in (Pool.PREFILL, Pool.DECODE)
+    ]
+    async with in_process(*configs) as (*_, prefill_end, decode_end):
+        for _ in range(2):  # the second time over the first one's blocks
+            answers = await generate_all(asks, prefill_end, decode_end)
+            assert_equal(asks, answers, local_results(window, asks), shape)
+
+
+async def test_bfloat16_ships_half_the_bytes(model: Path, shape: ModelShape) -> None:
+    asks = make_asks(seed=3)
+    configs = [make_config(pool, model, dtype=DType.BFLOAT16) for pool in (Pool.PREFILL, Pool.DECODE)]
+    async with in_process(*configs) as (*_, prefill_end, decode_end):
+        answers = await generate_all(asks, prefill_end, decode_end)
+    for ask, answer in zip(asks, answers, strict=True):
+        visibility = Visibility.parse(ask.visibility).resolve(shape.num_layers)
+        assert answer.finished is not None and len(answer.token_ids) == ask.max_tokens
+        expected = wire_bytes(shape, DType.FLOAT32, visibility, len(ask.prompt_ids)) // 2
+        assert answer.finished.received_payload_bytes == answer.reserved.plan_bytes == expected
+
+
 async def test_a_resumed_request_goes_on_as_if_nothing_had_happened(model: Path, shape: ModelShape) -> None:
     """Replayed tokens are run as decode tokens at their positions and not streamed again; N and b stay."""
     rng = random.Random(5)
@@ -242,6 +272,7 @@ async def test_refusals_come_with_words(model: Path) -> None:
             ("plan_digest", "0" * 32, "start both pools with the same"),
             ("num_prompt_tokens", 70, "69 prefill tokens"),
             ("decode_epoch", 9, "epoch 9"),
+            ("attempt_id", "", "1 … 256 characters"),
         ):
             bad = pb.PrefillRequest()
             bad.CopyFrom(good)

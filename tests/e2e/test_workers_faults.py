@@ -10,10 +10,15 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shoal.config.worker import Pool
+from shoal.decode_worker.step_loop import DecodeStepLoop
+from shoal.decode_worker.worker import DecodeWorker
 from shoal.errors import Cancelled, DeadlineExceeded, InternalError, Unavailable
 from shoal.model_files import write_random_model
+from shoal.prefill_worker.worker import PrefillWorker
+from shoal.rpc import open_channel
 from tests.e2e.harness import (
     MIXED,
     TRANSFER,
@@ -96,6 +101,25 @@ async def test_a_step_that_fails_ends_its_requests_and_no_others(model: Path) ->
         error = await ends_with(generate(long_ask("full"), prefill_end, decode_end))
         assert isinstance(error, InternalError | Cancelled | Unavailable) and "out of memory" not in str(error)
         assert (await generate(long_ask("full"), prefill_end, decode_end)).token_ids == expected.token_ids
+
+
+async def test_a_worker_whose_step_loop_ends_says_so(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug in deciding or accounting ends the loop: nobody is left waiting, and health is NOT_SERVING."""
+    worker, prefill = DecodeWorker(make_config(Pool.DECODE, model)), PrefillWorker(make_config(Pool.PREFILL, model))
+    ends = [Endpoint(await worker.start()), Endpoint(await prefill.start())]
+    monkeypatch.setattr(DecodeStepLoop, "decide", lambda self: {}["no such request"])
+    error = await ends_with(generate(long_ask("full"), ends[1], ends[0]))
+    assert isinstance(error, InternalError) and "no such request" not in str(error)
+    channel = open_channel(ends[0].address)
+    health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert isinstance(await ends_with(generate(long_ask("full"), ends[1], ends[0])), Unavailable)
+    await ends[0].idle(Pool.DECODE)
+    await channel.close()
+    for end in ends:
+        await end.close()
+    await worker.stop()
+    await prefill.stop()
 
 
 async def test_a_reader_that_stops_reading_holds_nobody_up(model: Path) -> None:

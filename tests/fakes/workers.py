@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import grpc
+
 from shoal.errors import ShoalError
 from shoal.pb.internal.v1 import worker_pb2, worker_pb2_grpc
 from shoal.pb.v1 import shoal_pb2
@@ -55,6 +57,7 @@ class FakeWorker:
         self.error: ShoalError | None = None  # raised before any work
         self.hang = False
         self.outstanding = 0
+        self.is_silent = False  # gives no load report
         self.server = RpcServer()
 
     async def start(self) -> None:
@@ -77,6 +80,8 @@ class FakeWorker:
         return self.description
 
     async def GetLoad(self, request: Any, context: Any) -> shoal_pb2.WorkerLoad:
+        if self.is_silent:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "no report")
         return shoal_pb2.WorkerLoad(
             worker_id=self.worker_id, pool=self.pool, num_running_reqs=self.running, outstanding_token_layers=self.outstanding
         )

@@ -10,7 +10,7 @@ from shoal.config.worker import Pool
 from shoal.controller.backoff import RestartPolicy
 from shoal.controller.endpoints import EndpointBoard, EndpointState
 from shoal.controller.events import Event, EventWriter
-from shoal.controller.health import wait_until_silent
+from shoal.controller.health import wait_until_ill
 from shoal.controller.keeper import SlotKeeper, WorkerGivenUp
 from shoal.controller.names import ActorName, Slot
 from shoal.controller.ray_cluster import ActorHandle
@@ -70,16 +70,18 @@ async def test_watchers_get_the_whole_list_at_once_and_the_newest_after_changes(
         stream.cancel()
 
 
-async def test_silence_is_noticed_but_not_serving_is_an_answer() -> None:
+async def test_silence_and_a_long_not_serving_are_noticed() -> None:
     async with RpcServer() as server:
         address = str(await server.start(Address("127.0.0.1", 0)))
+        assert await asyncio.wait_for(wait_until_ill(address, 0.2), 5) == "NOT_SERVING for 0.2 s"
+        await server.set_serving(True)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(wait_until_silent(address, 0.2), 0.6)
+            await asyncio.wait_for(wait_until_ill(address, 0.2), 0.6)
         # a listener that accepts and never speaks, as a stopped process does
         mute = await asyncio.start_server(lambda _reader, _writer: asyncio.sleep(60), "127.0.0.1", 0)
         async with mute:
             host, port = mute.sockets[0].getsockname()
-            assert "0.2 s" in await asyncio.wait_for(wait_until_silent(f"{host}:{port}", 0.2), 5)
+            assert await asyncio.wait_for(wait_until_ill(f"{host}:{port}", 0.2), 5) == "no answer to a health check for 0.2 s"
         mute.close()
 
 
@@ -150,6 +152,7 @@ class Bench:
 async def test_a_dead_worker_is_replaced_with_a_new_epoch_and_its_process_is_ended() -> None:
     async with RpcServer() as server:
         address = str(await server.start(Address("127.0.0.1", 0)))
+        await server.set_serving(True)
         bench = Bench(lambda _: ready(address))
         running = asyncio.create_task(bench.keeper.run())
         await asyncio.wait_for(bench.keeper.ready.wait(), 5)
@@ -189,6 +192,7 @@ async def test_a_hopeless_start_is_not_repeated() -> None:
 async def test_an_adopted_worker_is_kept_and_its_epoch_goes_on() -> None:
     async with RpcServer() as server:
         address = str(await server.start(Address("127.0.0.1", 0)))
+        await server.set_serving(True)
         bench = Bench(lambda _: ready(address))
         found = ScriptedActor(ActorName(SLOT, 3), [])
         description = worker_pb2.WorkerDescription(worker_id="prefill-0", pool="prefill", epoch=3, address=address)

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.engine.attention import _BACKENDS, attention_backend
+from shoal.engine.attention import attention_backend
 from shoal.engine.query_runs import QueryRun, SlotGeometry
 from shoal.errors import InvalidConfig
 from shoal.types import ModelShape
+from tests import engine_support as support
 
 HEADS, KV_HEADS, D, BLOCK, NUM_BLOCKS, LAYERS = 6, 2, 8, 4, 120, 2
 SHAPE = ModelShape(
@@ -63,7 +64,7 @@ def random_runs(rng: random.Random) -> list[QueryRun]:
     return runs
 
 
-@pytest.mark.parametrize("name", _BACKENDS)
+@pytest.mark.parametrize("name", support.BACKENDS)
 @pytest.mark.parametrize("window", [None, 1, 3, 12])
 @pytest.mark.parametrize("seed", range(12))
 def test_equals_attention_by_hand(name: str, window: int | None, seed: int) -> None:
@@ -81,14 +82,14 @@ def test_equals_attention_by_hand(name: str, window: int | None, seed: int) -> N
             for row in range(run.num_rows):
                 slot = run.start_slot + row
                 fresh[run.first_row + row] = data[run.block_ids[layer, slot // BLOCK], :, :, slot % BLOCK]
-        out = prepared.attend(q, fresh[:, 0], fresh[:, 1], rows, layer)
+        out = prepared.attend(q, fresh, rows, layer)
         for run in runs:
             for row in range(run.num_rows):
                 index = run.first_row + row
                 assert torch.allclose(out[index], by_hand(q[index], data, run, row, layer, window), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", _BACKENDS)
+@pytest.mark.parametrize("name", support.BACKENDS)
 @pytest.mark.parametrize("window", [None, 3])
 def test_reads_only_slots_that_exist(name: str, window: int | None) -> None:
     """Everything outside the runs' slots is NaN: other requests' blocks, slots not written yet, slots behind the window."""
@@ -105,7 +106,7 @@ def test_reads_only_slots_that_exist(name: str, window: int | None) -> None:
         for slot in range(run.first_visible_slot(window), run.num_slots):
             data[run.block_ids[:, slot // BLOCK], :, :, slot % BLOCK] = torch.randn(2, 2, KV_HEADS, D)
     q, rows, fresh = torch.randn(5, HEADS, D), data.view(-1, D), torch.zeros(5, 2, KV_HEADS, D)
-    out = attention_backend(name).prepare(runs, window, SHAPE, rows, BLOCK).attend(q, fresh[:, 0], fresh[:, 1], rows, 1)
+    out = attention_backend(name).prepare(runs, window, SHAPE, rows, BLOCK).attend(q, fresh, rows, 1)
     for run in runs:
         for row in range(run.num_rows):
             index = run.first_row + row
@@ -128,5 +129,5 @@ def test_first_visible_slot_is_the_lowest_seen_by_any_row() -> None:
 
 
 def test_unknown_back_end_is_named() -> None:
-    with pytest.raises(InvalidConfig, match="unknown attention back end 'flash'; known: torch"):
+    with pytest.raises(InvalidConfig, match="unknown attention back end 'flash'; known: native, torch"):
         attention_backend("flash")

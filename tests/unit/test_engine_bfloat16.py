@@ -33,13 +33,17 @@ def boundary_scores(decoder: Decoder, dtype: DType, text: str) -> torch.Tensor:
     return decoder.forward([*ahead, scored], pool).run().logits.log_softmax(-1)
 
 
+@pytest.mark.parametrize("backend", support.BACKENDS)
 @pytest.mark.parametrize("text", ["full", "speed:22", "pop:20"])
-def test_agreement_with_float32(text: str) -> None:
-    exact = boundary_scores(support.smollm2(), DType.FLOAT32, text)
-    rough = boundary_scores(support.smollm2(DType.BFLOAT16), DType.BFLOAT16, text)
+def test_agreement_with_float32(text: str, backend: str) -> None:
+    exact = boundary_scores(support.smollm2(backend="torch"), DType.FLOAT32, text)
+    rough = boundary_scores(support.smollm2(DType.BFLOAT16, backend), DType.BFLOAT16, text)
     agreement = (exact.argmax(-1) == rough.argmax(-1)).double().mean().item()
     kl = (exact.exp() * (exact - rough)).sum(-1)
-    print(f"{text}: top-1 agreement {agreement:.3f}, KL mean {kl.mean():.5f} max {kl.max():.5f} nats over {NUM_SCORED} tokens")
+    print(
+        f"{text} {backend}: top-1 agreement {agreement:.3f} over {NUM_SCORED} tokens,"
+        f" KL mean {kl.mean():.5f} max {kl.max():.5f} nats"
+    )
     assert agreement > 0.9 and kl.mean() < 0.02
 
 

@@ -172,7 +172,7 @@ def test_linear_calls_per_step_do_not_grow_with_the_batch(monkeypatch: pytest.Mo
         return plain(x, *rest)
 
     monkeypatch.setattr(F, "linear", counted)
-    num_layers = support.decoder().config.shape.num_layers
+    num_layers = support.decoder(backend="torch").config.shape.num_layers
 
     def decode_steps(engine: LocalEngine, some: list[LocalRequest]) -> list[list[int]]:
         for index, request in enumerate(some):
@@ -186,8 +186,8 @@ def test_linear_calls_per_step_do_not_grow_with_the_batch(monkeypatch: pytest.Mo
             steps.append(list(calls))
         return steps
 
-    one = decode_steps(support.engine(support.decoder()), requests(20)[3:4])
-    eight = decode_steps(support.engine(support.decoder()), requests(20))
+    one = decode_steps(support.engine(support.decoder(backend="torch")), requests(20)[3:4])
+    eight = decode_steps(support.engine(support.decoder(backend="torch")), requests(20))
     assert {len(step) for step in one + eight} == {4 * num_layers + 1}
     assert {rows for step in one for rows in step} == {1} and {rows for step in eight for rows in step} == {8}
 
@@ -202,10 +202,18 @@ def test_linear_calls_of_prefill_do_not_grow_with_the_batch(monkeypatch: pytest.
         return plain(x, weight, *rest)
 
     monkeypatch.setattr(F, "linear", counted)
-    num_layers = support.decoder().config.shape.num_layers
-    engine = support.engine(support.decoder())
+    num_layers = support.decoder(backend="torch").config.shape.num_layers
+    engine = support.engine(support.decoder(backend="torch"))
     for copy in range(2):
         for index, request in enumerate(requests()):
             engine.submit(f"{copy}-{index}", request)
     engine.step()
     assert 0 < len(calls) <= 5 * num_layers + 1
+
+
+def test_a_refused_request_leaves_none_of_its_batch_queued() -> None:
+    engine, good = support.engine(support.decoder()), support.greedy(support.prompt(5), "full", 2)
+    with pytest.raises(InvalidRequest, match="the prompt is empty"):
+        engine.generate([good, support.greedy((), "full", 2)])
+    assert engine.is_idle
+    assert len(engine.generate([good])[0].token_ids) == 2

@@ -31,14 +31,15 @@ def assert_equals_oracle(result: LocalResult, expected: Greedy, tolerance: float
         assert all(abs(own[1] - other[1]) < tolerance for own, other in zip(logprobs.top, top, strict=True))
 
 
+@pytest.mark.parametrize("backend", support.BACKENDS)
 @pytest.mark.parametrize("variant", support.VARIANTS)
 @pytest.mark.parametrize("length", LENGTHS)
-def test_every_visibility_in_one_chunked_batch(variant: str, length: int) -> None:
+def test_every_visibility_in_one_chunked_batch(variant: str, length: int, backend: str) -> None:
     """All kinds and depths join one batch whose token budget cuts the prompts; each equals the oracle, which has neither."""
     oracle = MaskOracle(support.reference(variant))
     cases = CASES + (SINKS if "window" in variant else [])
     requests = [support.greedy(support.prompt(length, seed), case.text, NUM_TOKENS) for seed, case in enumerate(cases)]
-    engine = support.engine(support.decoder(variant), token_budget=24)
+    engine = support.engine(support.decoder(variant, backend=backend), token_budget=24)
     num_clear = 0
     for case, request, result in zip(cases, requests, engine.generate(requests), strict=True):
         expected = oracle.greedy(list(request.prompt_ids), case, NUM_TOKENS)

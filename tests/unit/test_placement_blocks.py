@@ -62,6 +62,20 @@ class Pool(RuleBasedStateMachine):
             self.pool.release(ids)
         with pytest.raises(InternalError, match="retained a free KV block"):
             self.pool.retain(ids)
+        with pytest.raises(InternalError, match=r"asked for -1 KV blocks"):
+            self.pool.allocate(-1)
+        for odd in (-1, NUM_BLOCKS):
+            with pytest.raises(InternalError, match="released a KV block that does not exist"):
+                self.pool.release(np.array([odd], dtype=np.int32))
+        assert self.pool.num_free == before
+
+    @precondition(lambda self: any(len(ids) for ids in self.held))
+    @rule()
+    def naming_a_block_twice_changes_nothing(self) -> None:
+        block, before = next(ids[0] for ids in self.held if len(ids)), self.pool.num_free
+        for change in (self.pool.release, self.pool.retain):
+            with pytest.raises(InternalError, match="a KV block twice in one call"):
+                change(np.array([block, block], dtype=np.int32))
         assert self.pool.num_free == before
 
     @invariant()

@@ -243,8 +243,10 @@ async def test_balance_follows_own_work_and_the_workers_reports() -> None:
 
 
 async def test_a_worker_that_does_not_answer_is_chosen_last() -> None:
-    async with Cluster(1, 2, load_interval_s=1000) as c:
-        next(w for w in c.router.registry.workers if w.worker_id == "decode-0").answers = False
+    async with Cluster(1, 2, load_interval_s=0.05) as c:
+        c.decode[0].is_silent = True
+        silent = next(w for w in c.router.registry.workers if w.worker_id == "decode-0")
+        await until(lambda: not silent.answers)
         for _ in range(6):
             assert (await c.complete(request(max_tokens=1))).transfer.decode_worker == "decode-1"
 

@@ -29,6 +29,7 @@ BAD = [
     (request(ids=[]), "prompt is empty"),
     (shoal_pb2.GenerateRequest(tokenized=shoal_pb2.TokenizedInput()), "prompt is empty"),
     (request(chat=chat()), "prompt is empty"),
+    (request(chat=chat(*[("assistant", "")] * 8192)), "at least 8192 tokens"),
     (request(chat=chat(("user", ""))), "chat message 0 is empty"),
     (request(chat=chat(("user", "hi"), ("pirate", "arr"))), "chat message 1 has role 'pirate'; use one of system"),
     (request(ids=[1, 49152]), r"input_ids\[1\] is 49152; .* 0…49151"),

@@ -95,6 +95,17 @@ async def test_anything_else_is_internal_with_an_id_that_the_log_has(error: Exce
         assert len(incident_id) == 12 and incident_id in caplog.text
 
 
+@pytest.mark.parametrize("method", ["Abort", "Generate"])
+@pytest.mark.parametrize("data", [b"\xff\xff", b"\x0a\x02\xff\xfe"])
+async def test_bytes_that_are_no_message_are_refused_with_words(method: str, data: bytes) -> None:
+    server, address = await started(Raising())
+    async with server, open_channel(str(address)) as channel:
+        make_call = channel.unary_stream if method == "Generate" else channel.unary_unary
+        call = make_call(f"/shoal.v1.Shoal/{method}", request_serializer=bytes, response_deserializer=bytes)(data, timeout=10)
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "the request cannot be read" in await call.details()
+
+
 async def test_a_downstream_status_passes_through() -> None:
     inner, inner_address = await started(Raising(errors.CapacityExceeded("the pool is full; retry later")))
 

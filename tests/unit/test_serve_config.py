@@ -65,6 +65,12 @@ def test_a_configuration_crosses_as_json() -> None:
         ({"keep_workers": True}, "keep_workers needs ray_address"),
         ({"hang_timeout_s": float("nan")}, "hang_timeout_s"),
         ({"metrics_port": 65536}, "0…65535"),
+        ({"metrics_port": 65534}, "reach 65537"),
+        ({"metrics_port": 50048}, "50048…50051"),
+        ({"kv_memory": "9" * 400}, "more than any machine has"),
+        ({"transfer": {"heartbeat_s": 61.0}}, "heartbeat_s must be at most 60"),
+        ({"transfer": {"backend": "nccl"}}, "set transfer_backend"),
+        ({"transfer": {"host": "10.0.0.1"}}, "set worker_host"),
     ],
 )
 def test_bad_values_are_refused_by_name(values: dict[str, object], words: str) -> None:
@@ -107,6 +113,10 @@ def test_a_port_in_use_is_named() -> None:
         (["--ray-address", "127.0.0.1:1"], "--ray-address 127.0.0.1:1: Connection refused"),
         (["--prefill-workers", "-1"], "prefill_workers must be at least 1"),
         (["--config", "no-such.yaml"], "no-such.yaml"),
+        (["--worker-host", "192.0.2.1"], "--worker-host 192.0.2.1: Cannot assign requested address; name an address"),
+        (["--worker-host", "0.0.0.0"], "must name one IPv4 interface"),
+        (["--max-context-tokens", "513"], "--max-context-tokens 513 exceeds the model's own 512"),
+        (["--visibilities", "full,speed:2", "--max-boundary-tokens", "1"], "raise --max-boundary-tokens to"),
     ],
 )
 def test_bad_input_ends_serve_before_anything_is_started(model: Path, flags: list[str], words: str) -> None:
@@ -124,6 +134,20 @@ def test_a_truncated_weight_file_is_refused(model: Path, tmp_path: Path) -> None
         check(ServeConfig(model=str(tmp_path), listen="127.0.0.1:0"))
 
 
+def test_a_missing_tokenizer_is_refused(model: Path, tmp_path: Path) -> None:
+    for file in model.iterdir():
+        if file.name != "tokenizer.json":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(InvalidConfig, match=r"no tokenizer\.json"):
+        check(ServeConfig(model=str(tmp_path), listen="127.0.0.1:0"))
+
+
+def test_entries_that_hold_no_token_are_refused(model: Path) -> None:
+    config = ServeConfig.from_mapping({"model": str(model), "listen": "127.0.0.1:0", "transfer": {"max_entry_bytes": 255}})
+    with pytest.raises(InvalidConfig, match="at least 256"):
+        check(config)
+
+
 def test_an_unsupported_architecture_is_named(model: Path, tmp_path: Path) -> None:
     for file in model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -132,3 +156,23 @@ def test_an_unsupported_architecture_is_named(model: Path, tmp_path: Path) -> No
     (tmp_path / "config.json").write_text(json.dumps(settings))
     with pytest.raises(InvalidConfig, match=r"[Mm]amba"):
         check(ServeConfig(model=str(tmp_path), listen="127.0.0.1:0"))
+
+
+def test_the_page_on_operations_names_every_flag_and_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    rows = {row.split("|")[1]: row.split("|")[2].strip() for row in page.splitlines() if row.startswith("| `--")}
+    flags = {"--" + name.replace("_", "-") for name in HELP}
+    assert flags == {part.strip(" `") for cell in rows for part in cell.split(",")}
+    for cell, shown in rows.items():
+        for flag, value in zip(cell.split(","), shown.split(","), strict=True):
+            default = getattr(ServeConfig(), flag.strip(" `").removeprefix("--").replace("-", "_"))
+            value = value.strip(" `")
+            if isinstance(default, bool):
+                expected = "on" if default else "off"
+            elif isinstance(default, tuple):
+                expected = ",".join(default)
+            elif flag.strip(" `") == "--kv-memory":
+                expected = f"{default >> 20}MiB"
+            else:
+                expected = f"{default:g}" if isinstance(default, float) else str(default) or "–"
+            assert value == expected, flag

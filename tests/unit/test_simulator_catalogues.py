@@ -153,4 +153,4 @@ def test_transfer_cost_prints_a_table_and_machine_formats() -> None:
 )
 def test_transfer_cost_refuses_with_words(extra: tuple[str, str], words: str) -> None:
     code, text = run("--model", "llama-3.1-8b", "--link", "100gbe", "--prompt", "4k", *extra)
-    assert code == 1 and words in text, text
+    assert code == 2 and words in text, text

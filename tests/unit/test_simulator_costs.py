@@ -13,7 +13,7 @@ from shoal.simulator.catalogues import Catalogues
 from shoal.simulator.machine import Machine
 from shoal.simulator.profiles import PROFILES
 from shoal.simulator.request_cost import decode_step_s, request_alone
-from shoal.simulator.step_cost import StepCost
+from shoal.simulator.step_cost import StepCost, StepWork
 from shoal.simulator.transfer_cost import Wire, handoff_bytes, handoff_cost
 from shoal.types import DType
 from shoal.visibility import Visibility
@@ -59,7 +59,7 @@ def test_prefill_equals_placements_seconds(text: str, num_tokens: int) -> None:
 def test_decode_step_equals_placements_seconds(batch: int) -> None:
     cost = StepCost(LLAMA, MACHINE, visibility("full"))
     expected = decode_step_seconds(LLAMA.shape, DType.BFLOAT16, batch, 12_345, rates(MACHINE))
-    assert cost.step_s(batch, 12_345) == pytest.approx(expected, rel=1e-9)
+    assert cost.step_s(StepWork(num_rows=batch, num_kv_layer_tokens=12_345)) == pytest.approx(expected, rel=1e-9)
 
 
 @settings(max_examples=60, deadline=None)

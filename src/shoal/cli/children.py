@@ -1,16 +1,13 @@
-"""Child processes that cannot outlive their parent. Knows pipes, signals and Linux's parent-death signal; knows no Shoal part."""
+"""Child processes that cannot outlive their parent. Knows pipes and signals; knows no part of Shoal."""
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
-_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+from shoal.controller.descendants import die_with_parent
 
 
 class Child:
@@ -33,7 +30,7 @@ class Child:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
             limit=1 << 20,
         )
         child = cls(name, process)
@@ -65,34 +62,6 @@ class Child:
         """SIGKILL to the process and its session."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent dies, so that `end_descendants` finds them (Linux)."""
-    if _libc is not None:
-        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def end_descendants(wait_s: float = 5.0) -> list[str]:
-    """Kill and reap every process below this one; return their names. Call when no child is needed any more."""
-    import psutil  # here: part of the `serve` extra, as the processes to end are
-
-    me, ended = psutil.Process(), dict[int, str]()
-    while descendants := [p for p in me.children(recursive=True) if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:
-        for process in descendants:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                ended[process.pid] = process.name()
-                process.kill()
-        psutil.wait_procs(descendants, timeout=wait_s)
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    return list(ended.values())
-
-
-def _die_with_parent() -> None:
-    if _libc is not None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 async def _read_lines(stream: asyncio.StreamReader, consume: Callable[[str], None]) -> None:

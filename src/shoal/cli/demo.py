@@ -26,7 +26,7 @@ from shoal.rpc import error_from_rpc, open_channel
 from shoal.types import DType, ModelShape
 
 VISIBILITIES: Final = "full,speed:26,speed:22,pop:20,pop:20:late"
-_WIDTH_WHEN_PIPED: Final = 116
+_MIN_WIDTH: Final = 80  # of the tables
 _DRAIN_S: Final = 3.0  # how long blocks may take to come back after the last answer
 
 
@@ -39,7 +39,8 @@ def demo(model: str, visibilities: str, dtype: str, max_tokens: int) -> None:
     """Start a small cluster on this machine, stream answers of a real chat model under each visibility, then print time, bytes
     and KV for each beside the formulas. Ends non-zero when a count differs or a KV block stays behind.
     """
-    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH_WHEN_PIPED)
+    console = Console()
+    console.width = max(console.width, _MIN_WIDTH)
     with told_in_one_line():
         config = ServeConfig(
             model=model,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -57,48 +58,54 @@ class Answer:
 
 def print_times(console: Console, answers: Sequence[Answer]) -> None:
     """TTFT and its parts in order, then TPOT; milliseconds."""
-    table = Table(title="Time, in milliseconds", title_justify="left")
-    table.add_column("visibility", no_wrap=True)
-    for name in ("tokens in", "out", "TTFT", "tokenize", "reserve", "prefill", "transfer", "first step", "TPOT"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("in", "out", "TTFT", "token-\nize", "reserve", "prefill", "trans-\nfer", "first\nstep", "TPOT")
+    table = _table("Time in milliseconds; tokens in and out", "visibility", *names)
     for answer in answers:
         times = answer.complete.timings
         parts = (times.ttft_ms, times.tokenize_ms, times.reserve_ms, times.prefill_ms, times.transfer_ms, times.first_step_ms)
         counts = (str(answer.complete.prompt_tokens), str(answer.complete.completion_tokens))
-        table.add_row(str(answer.visibility), *counts, *(f"{ms:,.1f}" for ms in (*parts, times.tpot_ms)))
+        table.add_row(str(answer.visibility.policy), *counts, *(_milliseconds(ms) for ms in (*parts, times.tpot_ms)))
     console.print(table)
     console.print("transfer: what shipping KV adds once the last layer is computed; the rest hides behind prefill.", style="dim")
 
 
 def print_bytes(console: Console, answers: Sequence[Answer]) -> None:
     """What crossed beside the formula and beside full depth, and the KV that decode held."""
-    table = Table(title="Bytes from prefill to decode, and KV held by decode", title_justify="left")
-    table.add_column("visibility", no_wrap=True)
-    for name in ("tokens in", "on the wire", "formula", "full depth", "saved", "KV layer-tokens", "KV bytes"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("b", "on the wire", "formula", "full depth", "saved", "layer-\ntokens", "KV bytes")
+    table = _table("Bytes from prefill to decode, and KV held by decode at the end", "visibility", *names)
     for answer in answers:
         done, full = answer.complete, answer.full_bytes
-        saved = f"{1 - done.transfer.payload_bytes / full:.1%}" if full else "–"
         table.add_row(
-            str(answer.visibility),
-            str(done.prompt_tokens),
+            str(answer.visibility.policy),
+            str(answer.visibility.boundary_tokens),
             f"{done.transfer.payload_bytes:,}",
-            f"{answer.formula_bytes:,}" + ("" if done.transfer.payload_bytes == answer.formula_bytes else " ≠"),
+            ("" if done.transfer.payload_bytes == answer.formula_bytes else "≠") + f"{answer.formula_bytes:,}",
             f"{full:,}",
-            saved,
+            f"{1 - done.transfer.payload_bytes / full:.1%}" if full else "–",
             f"{done.decode_kv.layer_tokens:,}",
             f"{done.decode_kv.bytes:,}",
         )
     console.print(table)
+    console.print("b: boundary, the last prompt tokens, which decode runs at full depth and nobody ships.", style="dim")
 
 
 def print_blocks(console: Console, loads: Sequence[shoal_pb2.WorkerLoad]) -> None:
     """What every worker holds now."""
-    table = Table(title="Workers afterwards", title_justify="left")
-    table.add_column("worker", no_wrap=True)
-    for name in ("blocks in use", "of", "layers held", "weights read", "resident"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table("Workers afterwards", "worker", "blocks\nin use", "blocks", "layers\nheld", "weights\nread", "resident")
     for load in loads:
         sizes = (f"{load.weight_bytes_read / 1e6:,.0f} MB", f"{load.resident_bytes / 1e6:,.0f} MB")
         table.add_row(load.worker_id, str(load.num_used_blocks), str(load.num_total_blocks), str(load.num_layers_held), *sizes)
     console.print(table)
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+
+
+def _table(title: str, first: str, *others: str) -> Table:
+    """Fits 80 columns, so that no figure is ever cut."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table

@@ -15,6 +15,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {  # name: (module:attribute, what
     "loads": ("shoal.cli.info:loads", "Show what every worker holds now."),
     "transfer-cost": ("shoal.cli.transfer_cost:transfer_cost", "What the handoff of a prompt costs under each visibility."),
     "models": ("shoal.cli.models:models", "List the models that can be opened by name."),
+    "plan": ("shoal.cli.plan:plan", "The cheapest cluster for a workload and its targets, or why there is none."),
+    "simulate": ("shoal.cli.simulate:simulate", "Simulate a cluster under a trace or drawn requests."),
     "version": ("shoal.cli.version:version", "Print the version."),
 }
 

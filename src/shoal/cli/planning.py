@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from rich.console import Console
 
-from shoal.errors import InvalidConfig, ShoalError
+from shoal.cli.failure import told_in_one_line
+from shoal.errors import InvalidConfig
 from shoal.simulator.catalogues import Catalogues
 from shoal.simulator.hardware import Gpu
 from shoal.simulator.machine import Machine
@@ -49,14 +50,12 @@ def format_option(command: Command) -> Command:
 
 
 def reports_errors(command: Command) -> Command:
-    """Turn a ShoalError into click's one-line error and exit status."""
+    """End like every command: errors as one line on stderr and an exit code."""
 
     @wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        try:
+        with told_in_one_line():
             return command(*args, **kwargs)
-        except ShoalError as error:
-            raise click.ClickException(str(error)) from error
 
     return wrapped  # type: ignore[return-value]
 

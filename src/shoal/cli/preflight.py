@@ -6,8 +6,10 @@ from importlib.util import find_spec
 from shoal.config.serve import ServeConfig
 from shoal.config.worker import Pool
 from shoal.errors import InvalidConfig
-from shoal.model_files import ModelFiles, open_model
+from shoal.model_files import ModelFiles, load_tokenizer, open_model
+from shoal.router.text import PromptEncoder
 from shoal.rpc import Address
+from shoal.visibility import Visibility, VisibilityKind
 
 
 def check(config: ServeConfig) -> ModelFiles:
@@ -25,9 +27,11 @@ def check(config: ServeConfig) -> ModelFiles:
         try:
             worker.allowed_policies(shape.num_layers)
             worker.pool_blocks(shape)
+            worker.check_entries(shape)
         except InvalidConfig as error:
             text = str(error).replace("allowed_visibilities", "--visibilities").replace("kv_memory_bytes", "--kv-memory")
             raise InvalidConfig(text) from error
+    _check_router(config, model)
     for flag, listen in (("--listen", config.listen), ("--http-listen", config.http_listen)):
         if listen and Address.parse(listen).is_wildcard and not config.allow_wildcard:
             raise InvalidConfig(f"{flag} {listen} means every interface; name one, or add --allow-wildcard")
@@ -37,14 +41,25 @@ def check(config: ServeConfig) -> ModelFiles:
     check_port(host, port, "--listen")
     if config.http_address is not None:
         check_port(*config.http_address, "--http-listen")
-    for metrics_port in metrics_ports(config):
-        check_port(config.worker_host, metrics_port, "--metrics-port")
+    if Address(config.worker_host, 0).is_wildcard or ":" in config.worker_host:
+        raise InvalidConfig(f"--worker-host {config.worker_host!r} must name one IPv4 interface, as in 127.0.0.1")
+    check_port(config.worker_host, 0, "--worker-host")
+    for metrics in config.metrics_addresses.values():
+        check_port(config.worker_host, int(metrics.rpartition(":")[2]), "--metrics-port")
     return model
 
 
-def metrics_ports(config: ServeConfig) -> tuple[int, ...]:
-    """The router's and the controller's; none when metrics are off."""
-    return (config.metrics_port, config.metrics_port + 1) if config.metrics_port else ()
+def _check_router(config: ServeConfig, model: ModelFiles) -> None:
+    """What only the router needs: a tokenizer, a context within the model's, a boundary that fits the chat template."""
+    encoder, limit = PromptEncoder(load_tokenizer(model)), model.config.shape.max_context
+    if config.max_context_tokens > limit:
+        raise InvalidConfig(f"--max-context-tokens {config.max_context_tokens} exceeds the model's own {limit}")
+    uses_default = any(Visibility.parse(text).kind is VisibilityKind.SPEED for text in config.visibilities)
+    if uses_default and encoder.has_chat_template and encoder.num_generation_tokens > config.max_boundary_tokens:
+        raise InvalidConfig(
+            f"the chat template's generation prompt has {encoder.num_generation_tokens} tokens, the default boundary of `speed`; "
+            f"raise --max-boundary-tokens to {encoder.num_generation_tokens} or more"
+        )
 
 
 def check_port(host: str, port: int, flag: str) -> None:
@@ -57,7 +72,8 @@ def check_port(host: str, port: int, flag: str) -> None:
             probe.listen(1)
     except OSError as error:
         words = error.strerror or str(error)
-        raise InvalidConfig(f"{flag} {host}:{port}: {words}; choose another port, or stop what holds this one") from error
+        change = "choose another port, or stop what holds this one" if port else "name an address of this machine"
+        raise InvalidConfig(f"{flag} {host}{f':{port}' if port else ''}: {words}; {change}") from error
 
 
 def check_reachable(address: str, flag: str, timeout_s: float = 3.0) -> None:
@@ -72,5 +88,7 @@ def check_reachable(address: str, flag: str, timeout_s: float = 3.0) -> None:
 
 def free_port(host: str) -> int:
     """A port that nothing holds now."""
-    with socket.create_server((host, 0)) as server:
-        return int(server.getsockname()[1])
+    family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.bind(address)
+        return int(probe.getsockname()[1])

@@ -15,9 +15,10 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from shoal.cli.children import Child, adopt_orphans, end_descendants
-from shoal.cli.preflight import free_port, metrics_ports
+from shoal.cli.children import Child
+from shoal.cli.preflight import free_port
 from shoal.config.serve import ServeConfig
+from shoal.controller.descendants import adopt_orphans, end_descendants
 from shoal.controller.events import Event
 from shoal.errors import ShoalError, Unavailable
 from shoal.rpc import open_channel
@@ -55,6 +56,7 @@ class Supervisor:
         self._listening = asyncio.Event()
         self._all_ready = asyncio.Event()
         self._failure = ""
+        self._ray_folder = ""  # logs of a local Ray, which stay when it does not end in order
         self._children: dict[str, Child] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._stopping = False
@@ -95,17 +97,17 @@ class Supervisor:
             child.kill()
 
     def _arguments(self, name: str) -> list[str]:
-        config, metrics = self.config, metrics_ports(self.config)
+        config, metrics = self.config, self.config.metrics_addresses.get(name)
         if name == "controller":
             arguments = ["-m", "shoal.launch.controller", "--watch-stdin", "--listen", self._controller_address]
             arguments += ["--config-text", json.dumps(config.to_mapping())]
-            return arguments + (["--metrics-listen", f"{config.worker_host}:{metrics[1]}"] if metrics else [])
+            return arguments + (["--metrics-listen", metrics] if metrics else [])
         arguments = ["-m", "shoal.router", "--listen", config.listen, "--controller", self._controller_address]
         arguments += ["--model", config.model, "--visibilities", ",".join(config.visibilities)]
         arguments += ["--max-boundary-tokens", str(config.max_boundary_tokens)]
         arguments += ["--max-context", str(config.max_context_tokens)] if config.max_context_tokens else []
         arguments += ["--drain-s", str(config.grace_s), "--log-level", config.log_level]
-        arguments += ["--metrics", f"{config.worker_host}:{metrics[0]}"] if metrics else []
+        arguments += ["--metrics", metrics] if metrics else []
         arguments += ["--http-listen", config.http_listen] if config.http_listen else []
         return arguments + (["--allow-wildcard"] if config.allow_wildcard else [])
 
@@ -129,7 +131,8 @@ class Supervisor:
             num_quick = num_quick + 1 if loop.time() - started_at < _QUICK_S else 1
             if not restart or self._failure or num_quick > _MAX_QUICK_RESTARTS or not self._all_ready.is_set():
                 words = f": {' | '.join(last_words[-2:])}" if last_words and status > 0 else ""
-                raise ClusterFailed(self._failure or f"the {name} {how}{words}")
+                logs = f" (Ray's logs are in {self._ray_folder})" if self._ray_folder and name == "controller" else ""
+                raise ClusterFailed(self._failure or f"the {name} {how}{words}{logs}")
             self._listeners.on_event(Event("restarting", name, f"the {name} {how}; starting it again"))
             await asyncio.sleep(_RESTART_DELAY_S * num_quick)
 
@@ -141,6 +144,7 @@ class Supervisor:
             return
         if event.kind == "listening":
             self._listening.set()
+            self._ray_folder = str(event.data.get("ray_folder", ""))
         elif event.kind == "all-ready":
             self._all_ready.set()
         elif event.kind == "failed":

@@ -51,7 +51,7 @@ class ServeConfig:
     keep_workers: bool = False  # leave detached actors running on SIGTERM, to be adopted again
     metrics_port: int = 0  # 0: no metrics
     start_timeout_s: float = 300.0
-    hang_timeout_s: float = 10.0  # a worker that answers no health check for so long is killed and replaced
+    hang_timeout_s: float = 10.0  # a worker whose health is not SERVING for so long is killed and replaced
     grace_s: float = 10.0  # how long running requests may finish after SIGTERM
     log_level: str = "info"
     chaos: bool = False  # permits SHOAL_FAULTS in workers (tests only)
@@ -75,8 +75,7 @@ class ServeConfig:
             raise InvalidConfig("kv_memory must be greater than 0, as in 512MiB")
         if not self.visibilities:
             raise InvalidConfig("visibilities must name at least one visibility, as in full,speed:22,pop:20")
-        if not (0 <= self.metrics_port <= 65535):
-            raise InvalidConfig(f"metrics_port must lie in 0…65535 (0: no metrics), not {self.metrics_port}")
+        self._check_metrics_ports()
         if self.keep_workers and not self.ray_address:
             raise InvalidConfig("keep_workers needs ray_address: workers of a local Ray end with it")
         self.listen_address, self.http_address  # noqa: B018  (raise when they cannot be read)
@@ -87,6 +86,15 @@ class ServeConfig:
                 raise InvalidConfig(f"visibilities: {error}") from None
             if visibility.boundary_tokens is not None:
                 raise InvalidConfig(f"visibilities: {text!r} must not fix a boundary; requests do, up to max_boundary_tokens")
+
+    def _check_metrics_ports(self) -> None:
+        last = self.metrics_port + 1 + self.prefill_workers + self.decode_workers
+        if not (0 <= self.metrics_port <= 65535):
+            raise InvalidConfig(f"metrics_port must lie in 0…65535 (0: no metrics), not {self.metrics_port}")
+        if self.metrics_port and last > 65535:
+            raise InvalidConfig(f"metrics_port {self.metrics_port} and one port for each process reach {last}; 65535 is the last")
+        if self.metrics_port and self.metrics_port <= self.listen_address[1] <= last:
+            raise InvalidConfig(f"listen {self.listen} lies among the metrics ports {self.metrics_port}…{last}; move one")
 
     @property
     def listen_address(self) -> tuple[str, int]:
@@ -116,6 +124,15 @@ class ServeConfig:
     def to_mapping(self) -> dict[str, Any]:
         """A JSON-able mapping that `from_mapping` reads back."""
         return dataclasses.asdict(self) | {"visibilities": list(self.visibilities)}
+
+    @property
+    def metrics_addresses(self) -> dict[str, str]:
+        """host:port of each process's /metrics, by `router`, `controller` and worker id; empty when metrics are off."""
+        if not self.metrics_port:
+            return {}
+        workers = [f"{pool}-{index}" for pool in Pool for index in range(self.num_workers(pool))]
+        names = ("router", "controller", *workers)
+        return {name: f"{self.worker_host}:{self.metrics_port + offset}" for offset, name in enumerate(names)}
 
     def num_workers(self, pool: Pool) -> int:
         return self.prefill_workers if pool is Pool.PREFILL else self.decode_workers
@@ -170,7 +187,10 @@ def parse_size(text: str) -> int:
     if match is None:
         raise InvalidConfig(f"cannot read {text!r} as a size; write bytes, or a number with KiB, MiB, GiB")
     number, unit = match.groups()
-    return int(float(number) * 1024 ** _SIZE_STEPS[unit.lower() if unit else None])
+    size = float(number) * 1024 ** _SIZE_STEPS[unit.lower() if unit else None]
+    if size > 1 << 60:
+        raise InvalidConfig(f"{text[:40]!r} is more than any machine has")
+    return int(size)
 
 
 def parse_list(text: str) -> tuple[str, ...]:
@@ -185,9 +205,13 @@ def _transfer(source: str, values: Any) -> TransferConfig:
     for key in values:
         if key not in known:
             raise InvalidConfig(f"{source}: unknown key 'transfer.{key}'; {_nearest(str(key), known)}")
-    return TransferConfig(
+    config = TransferConfig(
         **{key: _convert(source, f"transfer.{key}", value, known[key].default) for key, value in values.items()}
     )
+    for key, owner in (("backend", "transfer_backend"), ("host", "worker_host")):
+        if getattr(config, key) != known[key].default:
+            raise InvalidConfig(f"{source}: transfer.{key} would have no effect here; set {owner}")
+    return config
 
 
 def _nearest(name: str, known: Mapping[str, Any]) -> str:

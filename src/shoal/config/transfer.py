@@ -15,6 +15,8 @@ NCCL_ENVIRONMENT = {
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
 }
 
+MAX_HEARTBEAT_S = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class TransferConfig:
@@ -49,6 +51,8 @@ class TransferConfig:
         ):
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"transfer.{name} must be at least 1")
+        if self.heartbeat_s > MAX_HEARTBEAT_S:
+            raise InvalidConfig(f"transfer.heartbeat_s must be at most {MAX_HEARTBEAT_S:g}, or a hung peer goes unnoticed")
         for name in (
             "heartbeat_s",
             "connect_timeout_s",

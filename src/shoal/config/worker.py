@@ -116,6 +116,14 @@ class WorkerConfig:
             )
         return num_blocks
 
+    def check_entries(self, shape: ModelShape) -> None:
+        """Raise InvalidConfig when transfer.max_entry_bytes cannot hold one token of one layer, the least that can be sent."""
+        least = max(shape.kv_elements, shape.hidden_size) * self.dtype.num_bytes
+        if self.transfer.max_entry_bytes < least:
+            raise InvalidConfig(
+                f"transfer.max_entry_bytes must be at least {least} (a token), not {self.transfer.max_entry_bytes}"
+            )
+
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able mapping that `from_dict` reads back."""
         return asdict(self) | {

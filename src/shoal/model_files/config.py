@@ -8,7 +8,7 @@ from shoal.errors import InvalidConfig
 from shoal.types import ModelShape
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
-_MAX_LAYERS = 10_000
+MAX_LAYERS = 10_000
 
 
 class RopeKind(StrEnum):
@@ -84,8 +84,8 @@ class DecoderConfig:
         for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size"):
             if getattr(shape, name) < 1:
                 raise InvalidConfig(f"the model's {name} is {getattr(shape, name)}; it must be at least 1")
-        if shape.num_layers > _MAX_LAYERS:
-            raise InvalidConfig(f"the model's num_layers is {shape.num_layers}; more than {_MAX_LAYERS} cannot be meant")
+        if shape.num_layers > MAX_LAYERS:
+            raise InvalidConfig(f"the model's num_layers is {shape.num_layers}; more than {MAX_LAYERS} cannot be meant")
         if shape.max_context < 1:
             raise InvalidConfig("the model's context length must be at least 1 token")
         if shape.num_heads % shape.num_kv_heads:
@@ -96,14 +96,16 @@ class DecoderConfig:
             raise InvalidConfig(f"{len(shape.windows)} layer types given for {shape.num_layers} layers")
         if any(window is not None and window < 1 for window in shape.windows):
             raise InvalidConfig("a sliding window must be at least 1 token")
-        if not (self.rope.theta > 0 and self.rms_eps > 0):
-            raise InvalidConfig("rope theta and the norms' epsilon must be greater than 0")
+        if not (0 < self.rope.theta < math.inf and 0 < self.rms_eps < math.inf):
+            raise InvalidConfig("rope theta and the norms' epsilon must be finite and greater than 0")
         rope = self.rope
         is_ordered = rope.factor >= 1 and 0 < rope.low_freq_factor < rope.high_freq_factor and rope.original_max_context >= 1
         if rope.kind is RopeKind.LLAMA3 and not is_ordered:
             raise InvalidConfig(f"rope scaling llama3 cannot work with these values: {rope}")
         if rope.kind is RopeKind.FACTORS and len(rope.factors) != shape.head_dim // 2:
             raise InvalidConfig(f"{len(rope.factors)} rotary factors given for {shape.head_dim // 2} pairs")
+        if not all(0 < factor < math.inf for factor in rope.factors):
+            raise InvalidConfig("rotary factors must be finite and greater than 0")
 
     @property
     def text(self) -> str:

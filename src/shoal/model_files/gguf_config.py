@@ -8,6 +8,7 @@ from shoal.model_files.gguf_file import GgufFile
 from shoal.model_files.tensors import FileFormat, Part, TensorInfo, tensor_name
 from shoal.types import ModelShape
 
+_MAX_FACTOR_BYTES = 1 << 16
 _SUPPORTED = ("llama", "qwen2", "qwen3")  # GGUF stores Mistral and SmolLM2 as llama
 
 
@@ -67,17 +68,20 @@ def _rope(file: GgufFile, architecture: str) -> RopeConfig:
     scaling = file.text(f"{architecture}.rope.scaling.type")
     if scaling not in (None, "none"):
         raise InvalidConfig(f"rope scaling {scaling!r} is not supported; supported: none, and per-pair factors")
+    if file.number(f"{architecture}.rope.scale_linear", 1.0) != 1.0:  # how files of 2023 said it
+        raise InvalidConfig("linear rope scaling is not supported")
     factors = file.tensors.get("rope_freqs.weight")
     return RopeConfig(theta) if factors is None else RopeConfig(theta, RopeKind.FACTORS, factors=_read_floats(factors))
 
 
 def _read_floats(info: TensorInfo) -> tuple[float, ...]:
-    if info.encoding != "F32":
-        raise InvalidConfig(f"{info.name} should be stored as F32, not {info.encoding}")
+    if info.encoding != "F32" or info.num_bytes > _MAX_FACTOR_BYTES:
+        raise InvalidConfig(f"{info.name} should be one F32 per rotary pair, not {list(info.shape)} as {info.encoding}")
     values = np.fromfile(info.path, dtype="<f4", count=info.num_bytes // 4, offset=info.offset)
     return tuple(_short(float(value)) for value in values)
 
 
 def _short(value: float) -> float:
     """The shortest decimal that is the same float32: 1e-05, not 9.999999747378752e-06."""
-    return float(str(np.float32(value)))
+    with np.errstate(over="ignore"):  # too large a number becomes inf, which DecoderConfig refuses
+        return float(str(np.float32(value)))

@@ -23,6 +23,7 @@ _MAGIC = b"GGUF"
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # value type → struct code
 _MAX_RANK = 4
+_MAX_ITEMS = 1 << 22  # of a metadata array: several vocabularies' worth, and bounds what a damaged length makes us allocate
 # GGML type → (name, elements per block, bytes per block): those that the gguf package dequantises exactly.
 _ENCODINGS = {
     0: ("F32", 1, 4),
@@ -98,7 +99,8 @@ def read_gguf(path: Path) -> GgufFile:
     except OSError as error:
         raise InvalidConfig(f"cannot read {path}: {error.strerror}") from error
     except (UnicodeDecodeError, KeyError, OverflowError) as error:
-        raise InvalidConfig(f"{path} has a damaged header ({error!r}); fetch the file again") from error
+        words = error.reason if isinstance(error, UnicodeDecodeError) else repr(error)  # the former's repr holds all its bytes
+        raise InvalidConfig(f"{path} has a damaged header ({words}); fetch the file again") from None
 
 
 def _parse(path: Path, data: mmap.mmap, size: int) -> GgufFile:
@@ -180,6 +182,8 @@ class _Cursor:
         if kind != _ARRAY:
             return self.scalar(_SCALARS[kind])
         kind, length = int(self.scalar("I")), int(self.scalar("Q"))
+        if length > _MAX_ITEMS:
+            raise OverflowError(f"an array of {length} items")
         if kind == _STRING:
             return self._strings(length)
         code = _SCALARS[kind]  # arrays of arrays are a KeyError: no model uses them

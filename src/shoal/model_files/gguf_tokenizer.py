@@ -77,9 +77,12 @@ def _tokenizer(file: GgufFile) -> tuple[Tokenizer, str | None, str | None, str |
     _add_tokens(tokenizer, file, tokens)
     bos, eos = _named(file, tokens, "bos"), _named(file, tokens, "eos")
     if file.metadata.get("tokenizer.ggml.add_bos_token", rule.add_bos) and bos is not None:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, vocab[bos])]
-        )
+        try:
+            tokenizer.post_processor = processors.TemplateProcessing(
+                single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, vocab[bos])]
+            )
+        except ValueError as error:
+            raise InvalidConfig(f"the BOS token {bos!r:.100} cannot be put before a text: {error}") from error
     return tokenizer, file.text("tokenizer.chat_template"), bos, eos
 
 

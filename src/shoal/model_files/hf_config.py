@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import TypeAlias
 
 from shoal.errors import InvalidConfig
-from shoal.model_files.config import ARCHITECTURES, DecoderConfig, RopeConfig, RopeKind
+from shoal.model_files.config import ARCHITECTURES, MAX_LAYERS, DecoderConfig, RopeConfig, RopeKind
 from shoal.model_files.safetensors_files import read_json
 from shoal.types import ModelShape
 
 Json: TypeAlias = Mapping[str, object]
+
+_MAX_NUMBER = 2**31  # no count of a real model is larger
+_DEFAULT_WINDOW = 4096  # what transformers takes for Mistral, Qwen2 and Qwen3 where the field is absent; null means none
 
 
 def read_hf_config(folder: Path) -> DecoderConfig:
@@ -67,7 +70,7 @@ def _decoder_config(config: Json, generation: Json) -> DecoderConfig:
         rope=_rope(config, max_context),
         qkv_bias=architecture == "qwen2",
         qk_norm=architecture == "qwen3",
-        tied_embeddings=config.get("tie_word_embeddings") is True,
+        tied_embeddings=_flag(config, "tie_word_embeddings"),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=tuple(dict.fromkeys(eos)),
     )
@@ -78,7 +81,8 @@ def _rope(config: Json, max_context: int) -> RopeConfig:
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
         raise InvalidConfig("rope_parameters should be an object")
-    rope: Json = {"rope_theta": config.get("rope_theta"), **given}
+    outer = ("rope_theta", "original_max_position_embeddings")  # may stand beside the object instead of in it
+    rope: Json = {name: config.get(name) for name in outer} | dict(given)
     turned = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor")
     if turned not in (None, 1, 1.0):
         raise InvalidConfig(f"partial_rotary_factor {turned} is not supported")
@@ -100,11 +104,12 @@ def _rope(config: Json, max_context: int) -> RopeConfig:
 
 def _windows(architecture: str, config: Json, num_layers: int) -> tuple[int | None, ...]:
     """The sliding window of each layer, or () when every layer sees everything."""
-    if architecture == "llama" or config.get("sliding_window") is None:
+    given: Json = {"sliding_window": _DEFAULT_WINDOW, **config}
+    if architecture == "llama" or given["sliding_window"] is None:
         return ()
-    if architecture != "mistral" and config.get("use_sliding_window") is not True:
-        return ()
-    window = _integer(config, "sliding_window")
+    if num_layers > MAX_LAYERS or (architecture != "mistral" and not _flag(config, "use_sliding_window")):
+        return ()  # DecoderConfig refuses so many layers; nothing of that size is made before it does
+    window = _integer(given, "sliding_window")
     kinds = config.get("layer_types")
     if kinds is None:
         first = 0 if architecture == "mistral" else _integer(config, "max_window_layers", 28)
@@ -118,16 +123,28 @@ def _windows(architecture: str, config: Json, num_layers: int) -> tuple[int | No
 def _number(config: Json, name: str, default: float | None = None) -> float:
     value = config.get(name)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidConfig(f"{name} should be a number, not {value!r}")
-    return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -math.inf < value < math.inf:
+        raise InvalidConfig(f"{name} should be a number, not {value!r:.100}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise InvalidConfig(f"{name} is an integer of more than 308 digits, which cannot be meant") from None
 
 
 def _integer(config: Json, name: str, default: int | None = None) -> int:
     value = _number(config, name, default)
     if value != int(value):
         raise InvalidConfig(f"{name} should be a whole number, not {value!r}")
+    if abs(value) > _MAX_NUMBER:
+        raise InvalidConfig(f"{name} is {value!r}; more than {_MAX_NUMBER} cannot be meant")
     return int(value)
+
+
+def _flag(config: Json, name: str) -> bool:
+    value = config.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidConfig(f"{name} should be true or false, not {value!r}")
+    return value is True
 
 
 def _ids(config: Json, name: str) -> tuple[int, ...]:

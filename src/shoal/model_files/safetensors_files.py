@@ -21,7 +21,7 @@ def read_json(path: Path) -> dict[str, object]:
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise InvalidConfig(f"cannot read {path}: {error.strerror}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # bad syntax, bad UTF-8, a number of thousands of digits; endless nesting
         raise InvalidConfig(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidConfig(f"{path} should hold a JSON object")
@@ -61,8 +61,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         tensors = {name: _tensor(path, name, 8 + length, entry) for name, entry in header.items() if name != "__metadata__"}
     except OSError as error:
         raise InvalidConfig(f"cannot read {path}: {error.strerror}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InvalidConfig(f"{path} has a damaged safetensors header ({error!r}); fetch the file again") from error
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidConfig(f"{path} has a damaged safetensors header ({error!s:.200}); fetch the file again") from error
     end = max((info.offset + info.num_bytes for info in tensors.values()), default=0)
     if end > size:
         raise InvalidConfig(f"{path} is cut short: its tensors end at byte {end}, the file at {size}; fetch the file again")
@@ -79,6 +79,6 @@ def _tensor(path: Path, name: str, data_start: int, entry: dict[str, object]) ->
     count = 1
     for dim in shape:
         count *= int(dim)
-    if start < 0 or stop - start != count * _ELEMENT_BYTES[encoding]:
+    if not 0 <= start <= stop or stop - start != count * _ELEMENT_BYTES[encoding]:
         raise ValueError(f"tensor {name} of shape {shape} cannot take {stop - start} bytes")
     return TensorInfo(name, tuple(int(dim) for dim in shape), encoding, path, data_start + start, stop - start)

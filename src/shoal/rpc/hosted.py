@@ -15,6 +15,8 @@ from shoal.config.logs import configure_logging
 from shoal.config.worker import Pool, WorkerConfig
 from shoal.errors import ShoalError
 from shoal.pb.internal.v1 import worker_pb2
+from shoal.rpc.address import Address
+from shoal.rpc.metrics_http import serve_metrics
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +80,14 @@ class HostedWorker:
     async def _start(self) -> None:
         self._worker = self.make_worker(self._config)
         await self._worker.start()
+        if listen := os.environ.get("SHOAL_METRICS_LISTEN"):
+            serve_metrics(Address.parse(listen, "SHOAL_METRICS_LISTEN"))
         self._started = True
+
+    @property
+    def is_ready(self) -> bool:
+        """Started and not stopped."""
+        return self._started
 
     def report_progress(self, done: int, total: int) -> None:
         """Bytes of weights loaded so far. Callable from any thread."""

@@ -8,8 +8,9 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from shoal.errors import InternalError, ShoalError
+from shoal.errors import InternalError, InvalidRequest, ShoalError
 from shoal.rpc.status import error_from_rpc, to_status
 
 _log = logging.getLogger(__name__)
@@ -24,10 +25,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
-        handler = await continuation(handler_call_details)
+        given = handler = await continuation(handler_call_details)
         if handler is None:
             return None
         method = handler_call_details.method
+        if not handler.request_streaming and handler.request_deserializer is not None:
+            handler = handler._replace(request_deserializer=_readable_or_none(handler.request_deserializer))
         for kind in ("unary_unary", "stream_unary"):
             if (behaviour := getattr(handler, kind)) is not None and inspect.iscoroutinefunction(behaviour):
                 return handler._replace(**{kind: _guard_unary(behaviour, method)})
@@ -37,13 +40,25 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
                     return handler._replace(**{kind: _guard_stream(behaviour, method)})
                 if inspect.iscoroutinefunction(behaviour):  # writes through context.write
                     return handler._replace(**{kind: _guard_unary(behaviour, method)})
-        return handler
+        return given
+
+
+def _readable_or_none(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """What cannot be read becomes None, for the guard to refuse: gRPC itself would answer UNKNOWN and log a traceback."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return None
+
+    return read
 
 
 def _guard_unary(behaviour: Callable[[Any, Any], Awaitable[Any]], method: str) -> Callable[[Any, Any], Awaitable[Any]]:
     async def guarded(request: Any, context: Any) -> Any:
         async with _translated(context, method):
-            return await behaviour(request, context)
+            return await behaviour(_checked(request), context)
 
     return guarded
 
@@ -52,11 +67,17 @@ def _guard_stream(
     behaviour: Callable[[Any, Any], AsyncGenerator[Any, None]], method: str
 ) -> Callable[[Any, Any], AsyncIterator[Any]]:
     async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
-        async with _translated(context, method), aclosing(behaviour(request, context)) as responses:
+        async with _translated(context, method), aclosing(behaviour(_checked(request), context)) as responses:
             async for response in responses:
                 yield response
 
     return guarded
+
+
+def _checked(request: Any) -> Any:
+    if request is None:
+        raise InvalidRequest("the request cannot be read: its bytes are not the message that this method takes")
+    return request
 
 
 @asynccontextmanager

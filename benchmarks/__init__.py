@@ -1,0 +1,1 @@
+"""Measurements that users can re-run. Everything prints what it measured, on what, and the spread."""

@@ -1,0 +1,29 @@
+"""What this machine's processor can do, as Linux tells it. Knows names of CPU features; decides nothing."""
+
+import platform
+from functools import cache
+from pathlib import Path
+
+REQUIRED = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "fma", "bmi2"})
+AMX = frozenset({"amx_tile", "amx_bf16"})
+
+
+@cache
+def cpu_features() -> frozenset[str]:
+    """The feature flags of the first processor; empty where they cannot be read."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return frozenset()
+    for line in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+def missing_features() -> list[str]:
+    """What the kernels need and this processor lacks."""
+    return sorted(REQUIRED - cpu_features())
+
+
+def has_amx() -> bool:
+    """Whether matrix products should go to the tile unit."""
+    return cpu_features() >= AMX

@@ -1,0 +1,41 @@
+// The C interface that Python calls. Knows addresses and sizes; checks nothing (native.py does).
+#include "gemm.h"
+#include "paged.h"
+
+namespace shoal {
+
+Brgemm brgemm_bf16 = nullptr;
+void (*brgemm_release)() = nullptr;
+
+namespace {
+
+constexpr long kFewRows = 6;  // (row, head) pairs of one K/V head: below, packing K and V costs more than it saves
+
+template <class T>
+void attend(const Attention<T>& call) {
+  std::vector<long> few;
+  const long most = std::max(1L, kFewRows / call.group());
+  for (long run = 0; run < call.num_runs; ++run) {
+    if (call.runs[run].num_rows <= most) few.push_back(run);
+  }
+  if (!few.empty()) attend_few_rows<T>(call, few);
+  for (long run = 0; run < call.num_runs; ++run) {
+    if (call.runs[run].num_rows > most) attend_many_rows<T>(call, run);
+  }
+}
+
+}  // namespace
+}  // namespace shoal
+
+extern "C" {
+
+// sizes: num_runs, layer, window (0 = none), heads, kv_heads, d, block_size, num_threads, q_stride.
+void shoal_attend(int is_bf16, const void* q, void* out, const void* pool, const void* runs, const int64_t* sizes, float scale) {
+  auto call = [&]<class T>(T) {
+    const shoal::Run* list = static_cast<const shoal::Run*>(runs);
+    shoal::attend(shoal::Attention<T>{static_cast<const T*>(q), static_cast<T*>(out), static_cast<const T*>(pool), list, sizes[0],
+                                      sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], (int)sizes[7], sizes[8], scale});
+  };
+  is_bf16 ? call(shoal::bf16{}) : call(float{});
+}
+}

@@ -1,0 +1,103 @@
+// C [M, N] (+)= A [M, K] · B, on one thread. Knows word-packed B; knows no weights.
+//
+// B is packed in words: word (k, n) holds B[k][n] (float) or B[2k][n], B[2k+1][n] (bfloat16) at b[k · ldb + n].
+// This is also the layout ("VNNI") that oneDNN's brgemm takes, which is used where the CPU has AMX.
+#pragma once
+#include "vectors.h"
+
+namespace shoal {
+
+// Set by `shoal_use_brgemm`; null: the loops below do it.
+using Brgemm = void (*)(long m, long n, long k, long lda, long ldb, long ldc, bool add, const void* a, const void* b, float* c);
+extern Brgemm brgemm_bf16;
+extern void (*brgemm_release)();
+
+template <class T, int MR, int NV>
+inline void micro(long words, const uint32_t* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
+  __m512 sum[MR][NV];
+#pragma GCC unroll 16
+  for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) sum[m][v] = add ? _mm512_loadu_ps(c + m * ldc + 16 * v) : _mm512_setzero_ps();
+  for (long k = 0; k < words; ++k) {
+    if constexpr (MR <= 8) {  // few rows: the right side comes from memory: ask for it early
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) _mm_prefetch(reinterpret_cast<const char*>(b + (k + 64) * ldb + 16 * v), _MM_HINT_T0);
+    }
+    __m512i right[NV];
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) right[v] = _mm512_loadu_si512(b + k * ldb + 16 * v);
+#pragma GCC unroll 16
+    for (int m = 0; m < MR; ++m) {
+      __m512i left = _mm512_set1_epi32((int)a[m * lda + k]);
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) sum[m][v] = Words<T>::dot(sum[m][v], right[v], left);
+    }
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) _mm512_storeu_ps(c + m * ldc + 16 * v, sum[m][v]);
+}
+
+template <class T, int NV>
+inline void block(long m, long words, const uint32_t* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
+#define SHOAL_ROWS(MR) \
+  case MR:             \
+    return micro<T, MR, NV>(words, a, lda, b, ldb, c, ldc, add);
+  switch (m) {
+    SHOAL_ROWS(1)
+    SHOAL_ROWS(2)
+    SHOAL_ROWS(3)
+    SHOAL_ROWS(4)
+    SHOAL_ROWS(5)
+    SHOAL_ROWS(6)
+    SHOAL_ROWS(7)
+    SHOAL_ROWS(8)
+    SHOAL_ROWS(9)
+    SHOAL_ROWS(10)
+    SHOAL_ROWS(11)
+    SHOAL_ROWS(12)
+  }
+#undef SHOAL_ROWS
+}
+
+template <class T, int NV>
+inline void rows(long m, long words, const uint32_t* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
+  constexpr long kMost = 12;
+  const long pieces = (m + kMost - 1) / kMost;
+  for (long i = 0; i < pieces; ++i) {  // of nearly equal size: a short last one would wait for its own sums
+    const long some = (m * (i + 1)) / pieces - (m * i) / pieces;
+    block<T, NV>(some, words, a, lda, b, ldb, c, ldc, add);
+    a += some * lda, c += some * ldc;
+  }
+}
+
+// n is a multiple of 16; k (numbers) of the word size; lda, ldc in numbers, ldb in words.
+template <class T>
+inline void gemm(long m, long n, long k, const T* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
+  if constexpr (sizeof(T) == 2) {
+    if (brgemm_bf16 && m >= 16) {  // whole tiles only: oneDNN compiles a kernel for every m it meets
+      const long whole = m / 16 * 16;
+      brgemm_bf16(whole, n, k, lda, ldb, ldc, add, a, b, c);
+      if (m == whole) return;
+      m -= whole, a += whole * lda, c += whole * ldc;
+    }
+  }
+  constexpr long kWordBlock = 160;  // of K: a panel of 32 columns then stays in the first-level cache
+  const long words = k / Words<T>::kPer;
+  const uint32_t* left = reinterpret_cast<const uint32_t*>(a);
+  const long stride = lda / Words<T>::kPer;
+  const long block = m > 12 ? kWordBlock : words;
+  for (long at = 0; at < words; at += block) {
+    const long some = words - at < block ? words - at : block;
+    const bool onto = add || at;
+    long col = 0;
+    for (; col + 32 <= n; col += 32) {
+      rows<T, 2>(m, some, left + at, stride, b + at * ldb + col, ldb, c + col, ldc, onto);
+    }
+    if (col < n) rows<T, 1>(m, some, left + at, stride, b + at * ldb + col, ldb, c + col, ldc, onto);
+  }
+}
+
+}  // namespace shoal

@@ -1,0 +1,92 @@
+// What a layer's two halves are given, and the arithmetic of single rows: norm, rotation, SiLU. Knows no threads.
+#pragma once
+#include "gemm.h"
+#include "paged.h"
+
+namespace shoal {
+
+constexpr long kPanel = 32;  // columns of one packed panel of weights
+
+// Weights [n, k] as panels: words [n / 32][k words][32], rows beyond n zero.
+struct Linear {
+  const uint32_t* packed;
+  int64_t n, k;
+
+  template <class T>
+  const uint32_t* panel(long index) const {
+    return packed + index * kPanel * (k / Words<T>::kPer);
+  }
+  long num_panels() const { return (n + kPanel - 1) / kPanel; }
+};
+
+// Input norm, q, k and v, head norms, rotation; k and v go to the pool. As Python lays it out.
+struct Project {
+  const void *x, *norm, *bias, *q_norm, *k_norm;  // [rows, hidden], [hidden], [n] or null, [d] or null
+  Linear linear;                                  // rows ordered q, k, v
+  const float *cos, *sin;                         // [rows, d / 2]
+  void *q, *pool;                                 // [rows, heads, d], KvPool.data
+  const int64_t *blocks, *offsets;                // [rows] where k and v go
+  int64_t rows, heads, kv_heads, d, block_size, num_threads;  // heads 0: k and v alone
+  double eps;
+};
+
+// Output projection, residual, norm, gate and up, SiLU, down, residual.
+struct Finish {
+  const void *x, *attended, *norm;  // [rows, hidden], [rows, heads · d], [hidden]
+  Linear output, gate_up, down;     // each panel of gate_up: 16 rows of gate, then the 16 of up
+  void* out;                        // [rows, hidden]
+  int64_t rows, num_threads;
+  double eps;
+};
+
+template <class T>
+inline float norm_factor(const T* x, long n, float eps) {
+  __m512 sum = _mm512_setzero_ps();
+  for (long i = 0; i < n; i += 16) {
+    const __m512 v = load(x + i, n - i);
+    sum = _mm512_fmadd_ps(v, v, sum);
+  }
+  return 1.0f / std::sqrt(_mm512_reduce_add_ps(sum) / n + eps);
+}
+
+template <class From, class T>
+inline void rms_norm(const From* x, const T* weight, long n, float eps, T* out) {
+  const __m512 factor = _mm512_set1_ps(norm_factor(x, n, eps));
+  for (long i = 0; i < n; i += 16) {
+    store(out + i, _mm512_mul_ps(_mm512_mul_ps(load(x + i, n - i), factor), load(weight + i, n - i)), n - i);
+  }
+}
+
+// Numbers i and i + d/2 turn together.
+inline void rotate(float* head, const float* cos, const float* sin, long d) {
+  const long half = d / 2;
+  for (long i = 0; i < half; i += 16) {
+    const long left = half - i;
+    const __m512 a = load(head + i, left), b = load(head + half + i, left), c = load(cos + i, left), s = load(sin + i, left);
+    store(head + i, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)), left);
+    store(head + half + i, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)), left);
+  }
+}
+
+template <class T>
+inline __m512 silu_times(__m512 gate, __m512 up) {
+  const __m512 e = exp2<T>(_mm512_mul_ps(gate, _mm512_set1_ps(-1.44269504f)));
+  return _mm512_div_ps(_mm512_mul_ps(gate, up), _mm512_add_ps(e, _mm512_set1_ps(1.0f)));
+}
+
+// How the rows of a call are cut: by tiles of rows where there are many, else each thread takes columns of all rows.
+struct Cut {
+  long tile, num_tiles;
+  bool by_rows;
+
+  Cut(long rows, long num_threads) {
+    const long most = brgemm_bf16 ? 192 : 96, unit = brgemm_bf16 ? 16 : 12;
+    by_rows = rows >= 2 * unit * num_threads;
+    const long rounds = (rows + num_threads * most - 1) / (num_threads * most);
+    const long even = (rows + rounds * num_threads - 1) / (rounds * num_threads);
+    tile = by_rows ? (even + unit - 1) / unit * unit : rows;
+    num_tiles = (rows + tile - 1) / tile;
+  }
+};
+
+}  // namespace shoal

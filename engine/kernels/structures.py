@@ -1,0 +1,36 @@
+"""The kernels' argument lists, field by field as source/layer.h has them. Knows C types, no meaning."""
+
+import ctypes
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+
+
+class LinearArgs(ctypes.Structure):
+    """struct Linear."""
+
+    _fields_ = (("packed", _POINTER), ("n", _INT), ("k", _INT))
+
+
+class ProjectArgs(ctypes.Structure):
+    """struct Project."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("x", "norm", "bias", "q_norm", "k_norm")),
+        ("linear", LinearArgs),
+        *((name, _POINTER) for name in ("cos", "sin", "q", "pool", "blocks", "offsets")),
+        *((name, _INT) for name in ("rows", "heads", "kv_heads", "d", "block_size", "num_threads")),
+        ("eps", ctypes.c_double),
+    )
+
+
+class FinishArgs(ctypes.Structure):
+    """struct Finish."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("x", "attended", "norm")),
+        *((name, LinearArgs) for name in ("output", "gate_up", "down")),
+        ("out", _POINTER),
+        ("rows", _INT),
+        ("num_threads", _INT),
+        ("eps", ctypes.c_double),
+    )

@@ -1,0 +1,61 @@
+"""Attention by the compiled kernels, reading K and V in place. Knows runs and addresses; builds nothing."""
+
+import ctypes
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from shoal.engine.kernels import Kernels, kernels
+from shoal.engine.query_runs import QueryRun
+from shoal.types import ModelShape
+
+_LOG2_E = math.log2(math.e)
+
+
+class NativeAttentionStage:
+    """One stage's attention; see PreparedAttention."""
+
+    def __init__(
+        self, library: Kernels, runs: Sequence[QueryRun], window: int | None, shape: ModelShape, block_size: int
+    ) -> None:
+        self._kernels = library
+        self._ids = [np.ascontiguousarray(run.block_ids, dtype=np.int32) for run in runs]  # kept alive: the table points there
+        rows = [
+            (
+                run.first_row,
+                run.num_rows,
+                run.start_slot,
+                ids.ctypes.data,
+                ids.strides[0],
+                run.geometry.num_anchors,
+                run.geometry.gap,
+                run.geometry.sink,
+            )
+            for run, ids in zip(runs, self._ids, strict=True)
+        ]
+        self._runs = np.array(rows, dtype=np.int64)
+        self._scale = _LOG2_E / math.sqrt(shape.head_dim)
+        sizes = (len(runs), 0, window or 0, shape.num_heads, shape.num_kv_heads, shape.head_dim, block_size, 1, 0)
+        self._sizes = (ctypes.c_int64 * len(sizes))(*sizes)
+
+    def attend(self, q: torch.Tensor, kv: torch.Tensor | None, pool_rows: torch.Tensor, layer_index: int) -> torch.Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype)
+        self._sizes[1] = layer_index
+        self._sizes[7] = torch.get_num_threads()
+        self._sizes[8] = q.stride(0)
+        self._kernels.attend(q, out, pool_rows, self._runs.ctypes.data, self._sizes, self._scale)
+        return out
+
+
+class NativeAttention:
+    """The back end "native"; see AttentionBackend. Raises KernelsUnavailable where there are no kernels."""
+
+    def __init__(self) -> None:
+        self._kernels = kernels()
+
+    def prepare(
+        self, runs: Sequence[QueryRun], window: int | None, shape: ModelShape, pool_rows: torch.Tensor, block_size: int
+    ) -> NativeAttentionStage:
+        return NativeAttentionStage(self._kernels, runs, window, shape, block_size)

@@ -1,0 +1,168 @@
+"""The simulated router: the live `choose_pair` over what it has sent, retries on full workers, both legs joined.
+
+The order is the live one: choose, reserve at decode, prefill, transfer, decode. What a worker owes is counted as the live router
+counts it: token-layers of each leg, decode paid off as tokens come, at most `EXPECTED_TOKENS` of them.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from shoal.errors import CapacityExceeded, InvalidRequest, Unavailable
+from shoal.placement.balance import WorkerLoadView, choose_pair, choose_worker
+from shoal.placement.cost import request_cost
+from shoal.simulator.cluster.decode_node import DecodeNode
+from shoal.simulator.cluster.events import Event
+from shoal.simulator.cluster.job import Job
+from shoal.simulator.cluster.network import Flow, Port
+from shoal.simulator.cluster.prefill_node import PrefillNode
+from shoal.simulator.workload.requests import SimRequest
+from shoal.types import DType, Fingerprint, ModelShape
+from shoal.visibility import Visibility
+
+EXPECTED_TOKENS: Final = 256  # what an answer is taken to cost in the balance when max_tokens allows more
+
+
+@dataclass(slots=True, eq=False)
+class FrontDoor:
+    """Takes arrivals one by one and follows each job to its end. `ended` is called with every job and why it was refused ("")."""
+
+    shape: ModelShape
+    visibility: Visibility
+    requests: Iterator[SimRequest]
+    rng: random.Random
+    ended: Callable[[Job, str], None]
+    reserve_tokens: int | None
+    max_retries: int
+    prefill: dict[str, PrefillNode] = field(default_factory=dict)
+    decode: dict[str, DecodeNode] = field(default_factory=dict)
+    ports: dict[str, Port] = field(default_factory=dict)
+    _open: dict[str, dict[str, Job]] = field(default_factory=dict)  # by worker: what it owes
+    _num_arrived: int = 0
+    _fingerprint: Fingerprint = field(init=False)
+    _allowed: frozenset[Visibility] = field(init=False)
+
+    def __post_init__(self) -> None:
+        shape = self.shape
+        layers, heads = shape.num_layers, shape.num_kv_heads
+        self._allowed = frozenset((self.visibility.policy,))
+        self._fingerprint = Fingerprint(
+            "simulated", "", layers, shape.hidden_size, heads, shape.head_dim, DType.BFLOAT16, 0, "", 0, 0
+        )
+
+    def first(self) -> list[Event]:
+        """The first arrival."""
+        return self._next_arrival()
+
+    def _next_arrival(self) -> list[Event]:
+        request = next(self.requests, None)
+        return [] if request is None else [(request.arrival_s, partial(self._arrive, request))]
+
+    def _arrive(self, request: SimRequest, now: float) -> list[Event]:
+        self._num_arrived += 1
+        max_tokens = max(request.num_output_tokens, self.reserve_tokens or 1)
+        job = Job(
+            key=str(self._num_arrived),
+            index=self._num_arrived,
+            split=self.visibility.split(request.num_prompt_tokens),
+            num_output_tokens=request.num_output_tokens,
+            max_tokens=max_tokens,
+            arrival_s=now,
+            prefix_hashes=request.prefix_hashes,
+            hash_tokens=request.hash_tokens,
+        )
+        if request.num_prompt_tokens + max_tokens > self.shape.max_context:
+            self.ended(job, "longer than the model's context")
+            return self._next_arrival()
+        return self._dispatch(job, now) + self._next_arrival()
+
+    def _dispatch(self, job: Job, now: float) -> list[Event]:
+        """Choose workers and reserve; a full worker is passed over for this request, as often as retries allow."""
+        full: set[str] = set()
+        while True:
+            try:
+                decode, prefill = self._choose(job, frozenset(full), now)
+                job.decode, job.prefill = self.decode[decode], self.prefill[prefill] if prefill else None
+                is_reserved = job.decode.reserve(job, now)
+            except CapacityExceeded:
+                full.add(decode)
+                job.num_retries += 1
+                if job.num_retries > self.max_retries or len(full) == len(self.decode):
+                    self.ended(job, "no room")
+                    return []
+                continue
+            except Unavailable:
+                self.ended(job, "no room")
+                return []
+            except InvalidRequest:
+                self.ended(job, "larger than a worker's whole KV pool")
+                return []
+            self._owe(job)
+            return self.reserved(job, now) if is_reserved else []
+
+    def reserved(self, job: Job, now: float) -> list[Event]:
+        """Decode has the blocks: call prefill, or begin at once where nothing is to be transferred."""
+        job.reserved_s = now
+        assert job.decode is not None
+        if job.prefill is None:
+            return job.decode.begin(job, now)
+        source, sink = job.prefill.port, self.ports[job.decode.name]
+        job.flow = Flow(source, sink, partial(self._sent, job))
+        try:
+            return job.prefill.submit(job, now)
+        except (CapacityExceeded, InvalidRequest) as error:
+            self._forget(job)
+            self.ended(job, "no room" if isinstance(error, CapacityExceeded) else "larger than a worker's whole KV pool")
+            return [(now, partial(self.reserved, waiter)) for waiter in job.decode.holders.release(job, now)]
+
+    def _sent(self, job: Job, now: float) -> list[Event]:
+        assert job.prefill is not None
+        return [(now + job.prefill.handoff_s, partial(self._delivered, job))]
+
+    def _delivered(self, job: Job, now: float) -> list[Event]:
+        """The acknowledgement: prefill frees its blocks, decode begins."""
+        job.delivered_s = now
+        assert job.decode is not None and job.prefill is not None
+        self._open[job.prefill.name].pop(job.key, None)
+        return job.prefill.release(job, now) + job.decode.begin(job, now)
+
+    def finished(self, job: Job, now: float) -> list[Event]:
+        """The last token has come."""
+        self._forget(job)
+        self.ended(job, "")
+        return []
+
+    def _choose(self, job: Job, excluded: frozenset[str], now: float) -> tuple[str, str | None]:
+        decoders = [self._view(name, self._decode_owed(name, now)) for name in self.decode]
+        if not self.prefill:
+            return choose_worker(decoders, self.visibility, self.rng, pool="decode", excluded=excluded).worker_id, None
+        prefillers = [
+            self._view(name, sum(job.prefill_debt for job in self._open.get(name, {}).values())) for name in self.prefill
+        ]
+        needs = job.num_prefill_tokens > 0
+        pair = choose_pair(decoders, prefillers, self.visibility, self.rng, needs_prefill=needs, excluded=excluded)
+        return pair.decode.worker_id, None if pair.prefill is None else pair.prefill.worker_id
+
+    def _decode_owed(self, name: str, now: float) -> int:
+        node, layers = self.decode[name], self.shape.num_layers
+        return sum(max(0, job.decode_debt - node.num_generated(job, now) * layers) for job in self._open.get(name, {}).values())
+
+    def _owe(self, job: Job) -> None:
+        cost = request_cost(self.shape, self.visibility, job.num_prompt_tokens, min(job.max_tokens, EXPECTED_TOKENS))
+        assert job.decode is not None
+        job.prefill_debt, job.decode_debt = cost.prefill.token_layers, cost.decode.token_layers
+        if job.prefill is None:
+            job.decode_debt += job.prefill_debt  # colocated: one worker owes both
+        else:
+            self._open.setdefault(job.prefill.name, {})[job.key] = job
+        self._open.setdefault(job.decode.name, {})[job.key] = job
+
+    def _forget(self, job: Job) -> None:
+        for node in (job.decode, job.prefill):
+            if node is not None:
+                self._open.get(node.name, {}).pop(job.key, None)
+
+    def _view(self, name: str, owed: int) -> WorkerLoadView:
+        return WorkerLoadView(name, self._fingerprint, self._allowed, 1 << 30, owed)

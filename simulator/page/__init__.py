@@ -1,0 +1,1 @@
+"""The planning page: one self-contained HTML file, drawn by Chart.js (MIT, shipped in assets/). No network."""

@@ -1,0 +1,186 @@
+"""The compiled kernels against plain arithmetic: shapes with tails, both types, one and more threads, both products."""
+
+import math
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.engine.attention import attention_backend
+from shoal.engine.kernels import kernels
+from shoal.engine.kv_pool import KvPool
+from shoal.engine.layer_backend import Destination, LayerBackend
+from shoal.engine.native_layers import NativeLayers
+from shoal.engine.query_runs import QueryRun, SlotGeometry, visible
+from shoal.engine.rope import inverse_frequencies, rotation
+from shoal.engine.torch_layers import TorchLayers
+from shoal.engine.weights import LayerWeights
+from shoal.model_files import DecoderConfig, RopeConfig
+from shoal.types import DType, ModelShape
+from tests import engine_support as support
+
+pytestmark = pytest.mark.skipif(bool(support.NATIVE_MISSING), reason=support.NATIVE_MISSING)
+
+DTYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16}
+TOLERANCE = {DType.FLOAT32: 2e-5, DType.BFLOAT16: 0.02}
+
+
+@pytest.fixture(params=[(1, False), (2, False), (2, True)], ids=["one-thread", "two-threads", "brgemm"])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Threads, and whether large products go to oneDNN even without AMX."""
+    num_threads, brgemm = request.param
+    library = kernels()
+    if brgemm and not library.has_brgemm:
+        pytest.skip("built without torch's headers")
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    library.use_brgemm(brgemm)
+    yield num_threads
+    library.use_brgemm(library.uses_amx)
+    torch.set_num_threads(before)
+
+
+def shape(heads: int, kv_heads: int, head_dim: int, hidden: int = 96, ffn: int = 72) -> ModelShape:
+    return ModelShape(
+        num_layers=1,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=ffn,
+        vocab_size=9,
+        max_context=4096,
+    )
+
+
+def exact_attention(q: torch.Tensor, data: torch.Tensor, run: QueryRun, window: int | None) -> torch.Tensor:
+    """[rows, heads, d] in float64."""
+    block_size, kv_heads = data.shape[3], data.shape[2]
+    slots = np.arange(run.num_slots)
+    kv = data[torch.from_numpy(run.block_ids[0, slots // block_size].astype(np.int64)), :, :, slots % block_size].double()
+    k, v = (x.repeat_interleave(q.shape[1] // kv_heads, dim=1) for x in kv.unbind(1))  # [slots, heads, d]
+    scores = torch.einsum("rhd,shd->hrs", q.double(), k) / math.sqrt(q.shape[-1])
+    scores = scores.masked_fill(~visible([run], [0], run.num_slots, window)[0], -math.inf)
+    return torch.einsum("hrs,shd->rhd", scores.softmax(-1), v)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_size"),
+    [(9, 3, 64, 16), (4, 4, 80, 16), (14, 2, 64, 32), (8, 1, 128, 7), (6, 2, 24, 4)],
+)
+@pytest.mark.parametrize("window", [None, 37])
+def test_attention(
+    threads: int, dtype: DType, heads: int, kv_heads: int, head_dim: int, block_size: int, window: int | None
+) -> None:
+    """Single rows deep in a context (cut into parts), a few rows, whole prompts and later chunks; `speed` gaps and sinks."""
+    dims = shape(heads, kv_heads, head_dim)
+    torch.manual_seed(heads)
+    lengths = [(1, 700), (1, 0), (2, 130), (3, 333), (150, 0), (61, 270), (1, 64)]
+    geometries = [SlotGeometry(), SlotGeometry(), SlotGeometry(3, 50, True), SlotGeometry(), SlotGeometry(), SlotGeometry(2, 9)]
+    blocks = list(range(1, 1 + sum(-(-(rows + start) // block_size) for rows, start in lengths)))
+    random.Random(head_dim).shuffle(blocks)
+    data = torch.full((len(blocks) + 1, 2, kv_heads, block_size, head_dim), math.nan, dtype=DTYPES[dtype])
+    runs: list[QueryRun] = []
+    for (rows, start), geometry in zip(lengths, [*geometries, SlotGeometry()], strict=True):
+        ids = np.array([[blocks.pop() for _ in range(-(-(rows + start) // block_size))]], dtype=np.int32)
+        run = QueryRun(sum(r.num_rows for r in runs), rows, start, ids, geometry)
+        for slot in range(run.first_visible_slot(window), run.num_slots):  # everything else stays NaN
+            data[ids[0, slot // block_size], :, :, slot % block_size] = torch.randn(2, kv_heads, head_dim)
+        runs.append(run)
+    q = torch.randn(sum(run.num_rows for run in runs), heads + 2, head_dim).to(data.dtype)[:, 1:-1] * 2  # rows lie apart
+    rows_view = data.view(-1, head_dim)
+    prepared = attention_backend("native").prepare(runs, window, dims, rows_view, block_size)
+    out = prepared.attend(q, None, rows_view, 0)
+    assert out.is_contiguous()
+    known = data.nan_to_num()
+    for run in runs:
+        own = slice(run.first_row, run.first_row + run.num_rows)
+        worst = (out[own].double() - exact_attention(q[own], known, run, window)).abs().max().item()
+        assert worst < TOLERANCE[dtype], run
+
+
+def config(dims: ModelShape, bias: bool, norms: bool) -> DecoderConfig:
+    return DecoderConfig(
+        shape=dims,
+        architecture="llama",
+        rms_eps=1e-5,
+        rope=RopeConfig(theta=100.0),
+        qkv_bias=bias,
+        qk_norm=norms,
+        tied_embeddings=False,
+        bos_token_id=None,
+        eos_token_ids=(0,),
+    )
+
+
+def random_weights(dims: ModelShape, bias: bool, norms: bool) -> LayerWeights:
+    def normal(*sizes: int) -> torch.Tensor:
+        return torch.randn(sizes) / sizes[-1] ** 0.5
+
+    width, rows = dims.num_heads * dims.head_dim, (dims.num_heads + 2 * dims.num_kv_heads) * dims.head_dim
+    return LayerWeights(
+        input_norm=normal(dims.hidden_size) + 1,
+        qkv_weight=normal(rows, dims.hidden_size),
+        qkv_bias=normal(rows) if bias else None,
+        q_norm=normal(dims.head_dim) + 1 if norms else None,
+        k_norm=normal(dims.head_dim) + 1 if norms else None,
+        output_weight=normal(dims.hidden_size, width),
+        post_norm=normal(dims.hidden_size) + 1,
+        gate_up_weight=normal(2 * dims.intermediate_size, dims.hidden_size),
+        down_weight=normal(dims.hidden_size, dims.intermediate_size),
+    )
+
+
+def cast(weights: LayerWeights, dtype: torch.dtype) -> LayerWeights:
+    values = {name: getattr(weights, name) for name in LayerWeights.__dataclass_fields__}
+    return LayerWeights(**{name: None if value is None else value.to(dtype) for name, value in values.items()})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "hidden", "ffn", "bias", "norms"),
+    [(9, 3, 64, 576, 1536, False, False), (4, 1, 24, 50, 70, True, False), (2, 2, 80, 90, 34, False, True)],
+)
+@pytest.mark.parametrize("num_rows", [1, 2, 17, 130, 400])
+def test_layer(
+    threads: int,
+    dtype: DType,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    hidden: int,
+    ffn: int,
+    bias: bool,
+    norms: bool,
+    num_rows: int,
+) -> None:
+    """q, K and V in the pool, K and V alone, the second half and the scores: each against torch in float32."""
+    dims = shape(heads, kv_heads, head_dim, hidden, ffn)
+    settings = config(dims, bias, norms)
+    torch.manual_seed(num_rows)
+    native = NativeLayers(settings, DTYPES[dtype])
+    plain = TorchLayers(settings, torch.float32)
+    weights = cast(random_weights(dims, bias, norms), DTYPES[dtype])
+    x, attended = torch.randn(num_rows, hidden).to(native.dtype), torch.randn(num_rows, heads, head_dim).to(native.dtype)
+    head, final = torch.randn(41, hidden).to(native.dtype), (torch.rand(hidden) + 0.5).to(native.dtype)
+
+    def everything(layers: LayerBackend, own: LayerWeights, own_type: DType) -> list[torch.Tensor]:
+        like = own.input_norm
+        pools = [KvPool(dims, num_rows // 4 + 2, 4, own_type) for _ in range(2)]
+        places = [Destination(pool, torch.arange(num_rows) // 4 + 1, torch.arange(num_rows) % 4) for pool in pools]
+        turn = rotation(torch.arange(num_rows), inverse_frequencies(settings.rope, head_dim), layers.rotation_dtype)
+        runner = layers.layer(own)
+        q, _ = runner.project(x.to(like), turn, places[0])
+        layers.kv_of(runner, own).leave_kv(x.to(like), turn, places[1])
+        done = runner.finish(x.to(like), attended.to(like))
+        scores = layers.score(x.to(like), final.to(like), head.to(like))
+        return [q, pools[0].data, pools[1].data, done, scores / hidden**0.5]
+
+    expected = everything(plain, cast(weights, torch.float32), DType.FLOAT32)
+    for own, other in zip(everything(native, weights, dtype), expected, strict=True):
+        assert other.abs().max() > 0.5
+        scale = other.abs().clamp(min=1.0)
+        assert ((own.float() - other).abs() / scale).max() < TOLERANCE[dtype]
