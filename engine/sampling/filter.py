@@ -6,12 +6,14 @@ comes first. So a row's outcome depends on nothing but the row.
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 
 from shoal.types import SamplingParams
 
 _NEVER = float("-inf")
+_PREFIX: Final = 1024  # tokens of a row that top_p looks at first
 
 
 def filtered(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
@@ -37,9 +39,37 @@ def filtered(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Te
     by_mass = [index for index, own in enumerate(params) if own.top_p < 1]
     if by_mass:
         index = torch.tensor(by_mass, device=device)
-        ordered, order = scores[index].sort(dim=-1, descending=True, stable=True)
-        probabilities = ordered.softmax(-1)
-        before = probabilities.cumsum(-1) - probabilities  # the mass of everything better
-        ordered = ordered.masked_fill(before >= column([params[at].top_p for at in by_mass]), _NEVER)
-        scores[index] = torch.empty_like(ordered).scatter_(1, order, ordered)
+        scores[index] = _nucleus(scores[index], column([params[at].top_p for at in by_mass]))
     return scores
+
+
+def _nucleus(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Scores [rows, vocab] without what lies beyond the mass `top_p` [rows, 1].
+
+    The best few tell in most rows; a row in which they do not is sorted whole. Both give the row the same outcome.
+    """
+    vocab_size = scores.shape[1]
+    probabilities = scores.softmax(-1)
+    if vocab_size <= 2 * _PREFIX:
+        return _cut(scores, probabilities, top_p, scores.sort(dim=-1, descending=True, stable=True).indices)[0]
+    best = scores.topk(_PREFIX, dim=-1).indices.sort(dim=-1).values  # by id, so that the stable sort breaks ties by it
+    order = scores.gather(1, best).sort(dim=-1, descending=True, stable=True).indices
+    kept, is_sure = _cut(scores, probabilities, top_p, best.gather(1, order))
+    if not bool(is_sure.all()):
+        index = (~is_sure).nonzero()[:, 0]
+        rest, shares = scores[index], probabilities[index]
+        kept[index] = _cut(rest, shares, top_p[index], rest.sort(dim=-1, descending=True, stable=True).indices)[0]
+    return kept
+
+
+def _cut(
+    scores: torch.Tensor, probabilities: torch.Tensor, top_p: torch.Tensor, ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is left of scores when of `ids` [rows, m], the best ones in order, those within `top_p` are kept; and whether that is
+    sure: the last one kept is better than the last of `ids`, so nothing outside them can matter.
+    """
+    ordered, shares = scores.gather(1, ids), probabilities.gather(1, ids)
+    within = shares.cumsum(-1) - shares < top_p  # by the mass of everything better; always true of the first
+    last = ordered.gather(1, within.sum(-1, keepdim=True) - 1)
+    kept = torch.full_like(scores, _NEVER).scatter_(1, ids, ordered.masked_fill(~within, _NEVER))
+    return kept, (last > ordered[:, -1:])[:, 0]

@@ -11,13 +11,14 @@ _GOLDEN: Final = 0x9E3779B97F4A7C15 - (1 << 64)  # SplitMix64's constants, as si
 _MIX: Final = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
 
 
-def gumbel(rows: Sequence[SampleRow], vocab_size: int, device: torch.device) -> torch.Tensor:
-    """Standard Gumbel noise [rows, vocab] float64, a function of each row's key and the vocabulary id alone."""
+def gumbel(rows: Sequence[SampleRow], token_ids: torch.Tensor) -> torch.Tensor:
+    """Standard Gumbel noise float64 for `token_ids` [rows or 1, m], a function of each row's key and the vocabulary id alone."""
+    device = token_ids.device
     parts = [(_signed(row.params.seed), row.child, row.position) for row in rows]
     key = torch.zeros(len(rows), dtype=torch.int64, device=device)
     for part in torch.tensor(parts, dtype=torch.int64, device=device).T:
         key = _mixed((key ^ part) + _GOLDEN)
-    x = _mixed(key[:, None] + torch.arange(1, vocab_size + 1, device=device) * _GOLDEN)  # wrapping
+    x = _mixed(key[:, None] + (token_ids + 1) * _GOLDEN)  # wrapping
     uniform = (_shifted(x, 12).to(torch.float64) + 0.5) * 2.0**-52  # 52 bits: with 53 the half rounds the largest up to 1
     return -torch.log(-torch.log(uniform))
 

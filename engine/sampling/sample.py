@@ -30,11 +30,29 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
     if random:
         chosen = [rows[index] for index in random]
         index = torch.tensor(random, device=logits.device)
-        noisy = filtered(scores[index], [row.params for row in chosen]) + gumbel(chosen, logits.shape[1], logits.device)
-        drawn[index] = noisy.argmax(-1)
+        drawn[index] = _draw(filtered(scores[index], [row.params for row in chosen]), chosen)
     token_ids = drawn.tolist()
     logprobs = _logprobs(logits, token_ids, rows)
     return [Sampled(token_id, logprobs.get(index)) for index, token_id in enumerate(token_ids)]
+
+
+def _draw(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """The best of score plus noise [rows]. Where filters have left few tokens, noise is made for those alone."""
+    vocab_size = scores.shape[1]
+    counts = (scores > float("-inf")).sum(-1)
+    is_few = (counts <= vocab_size // 16).tolist()
+    drawn = torch.empty(len(rows), dtype=torch.int64, device=scores.device)
+    for few in (True, False):
+        own = [index for index, value in enumerate(is_few) if value is few]
+        if not own:
+            continue
+        index = torch.tensor(own, device=scores.device)
+        values, ids = scores[index], torch.arange(vocab_size, device=scores.device)[None]
+        if few:
+            values, ids = values.topk(int(counts[index].max()), dim=-1)
+        best = (values + gumbel([rows[at] for at in own], ids)).argmax(-1, keepdim=True)
+        drawn[index] = ids.expand(len(own), -1).gather(1, best)[:, 0]
+    return drawn
 
 
 def _logprobs(logits: torch.Tensor, token_ids: list[int], rows: Sequence[SampleRow]) -> dict[int, TokenLogprobs]:

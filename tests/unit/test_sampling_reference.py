@@ -151,6 +151,29 @@ def test_equal_scores_share_one_fate_under_top_k_and_go_by_id_under_top_p() -> N
     assert kept[0].nonzero().flatten().tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("kind", ["peaked", "flat", "ties", "filtered"])
+def test_top_p_over_a_large_vocabulary_is_what_a_whole_sort_gives(kind: str) -> None:
+    """Peaked rows are settled by their best few, flat ones and ties at the border are sorted whole, in one batch with others."""
+    generator, vocab = torch.Generator().manual_seed(4), 6000
+    peaked, flat = torch.randn(6, vocab, generator=generator) * 4, torch.randn(6, vocab, generator=generator) * 0.1
+    ties = torch.randint(0, 3, (6, vocab), generator=generator).float()
+    scores = {"peaked": peaked, "flat": flat, "ties": ties, "filtered": peaked}[kind]
+    others = torch.cat([peaked, flat, ties])
+    shares = [0.05, 0.5, 0.9, 0.99, 0.9999, 1e-9]
+    top_k = 40 if kind == "filtered" else 0
+    params = [SamplingParams(1, temperature=1.0, top_p=share, top_k=top_k) for share in shares]
+    kept = filtered(torch.cat([scores, others]), params + [SamplingParams(1, temperature=1.0, top_p=0.7)] * len(others))
+    for row, own in enumerate(params):
+        expected = plain_filter(scores[row].double().tolist(), own)
+        assert kept[row].tolist() == pytest.approx(expected)
+        assert torch.equal(kept[row], filtered(scores[row : row + 1], [own])[0])
+    rows = [SampleRow(own, 0, 3) for own in params]
+    assert sample(scores, rows) == [sample(scores[i : i + 1], rows[i : i + 1])[0] for i in range(len(rows))]
+    for row, drawn in enumerate(sample(scores, rows)):
+        noisy = [v + noise(0, 0, 3, token) if v > -math.inf else v for token, v in enumerate(kept[row].tolist())]
+        assert drawn.token_id == int(np.argmax(noisy))
+
+
 def test_penalties_by_hand() -> None:
     """Token 0 is in the prompt, 1 twice in the answer, 2 in both, 3 in neither."""
     logits = torch.tensor([[2.0, 2.0, -2.0, 2.0]])
