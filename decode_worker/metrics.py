@@ -13,6 +13,7 @@ STEP_REQUESTS = histogram(
 )
 DECODE_TOKENS = counter("shoal_decode_worker_run_tokens_total", "Decode tokens run at full depth (boundary, replayed, generated)")
 SAMPLED_TOKENS = counter("shoal_decode_worker_sampled_tokens_total", "Tokens sampled")
+SCORED_TOKENS = counter("shoal_decode_worker_scored_tokens_total", "Given tokens scored (Score, prompt log-probabilities)")
 PROJECTED_TOKENS = counter("shoal_decode_worker_projected_tokens_total", "Prefill tokens projected late")
 USED_BLOCKS = gauge("shoal_decode_worker_used_blocks", "KV blocks with an owner")
 TOTAL_BLOCKS = gauge("shoal_decode_worker_total_blocks", "KV blocks of the pool")

@@ -157,6 +157,7 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
         if not scores:
             return
         request.scores += scores
+        metrics.SCORED_TOKENS.inc(len(scores))
         if spec.is_score:
             request.noted_token()
             for token_id, logprobs in zip(row.scored_ids, scores, strict=True):

@@ -114,7 +114,7 @@ async def test_children_are_what_separate_requests_keyed_by_child_would_be(model
             request = ask(
                 prompt, text + boundary, n=4, temperature=1.2, seed=index, max_tokens=9, presence_penalty=0.5, logprobs=1
             )
-            expected = local(model, [as_local(request, child) for child in range(4)])
+            expected = local(model, as_local(request).children(4))
             request.stream = True
             replies = await cluster.replies(request)
             completes = {r.complete.index: r.complete for r in replies if r.HasField("complete")}
@@ -138,7 +138,7 @@ async def test_children_end_each_in_its_own_way_and_free_their_blocks(model: Pat
     free = local(model, [as_local(ask(prompt, "speed:2", **sampling), child) for child in range(4)])
     stop = [free[1].token_ids[0], free[2].token_ids[4]]  # child 1 ends with its first token, another one later
     request = ask(prompt, "speed:2", n=4, stop_token_ids=stop, **sampling)
-    expected = local(model, [as_local(request, child) for child in range(4)])
+    expected = local(model, as_local(request).children(4))
     assert len({len(result.token_ids) for result in expected}) > 2 and len(expected[1].token_ids) == 1
     async with served(model) as cluster:
         completes = await cluster.completes(request)
@@ -293,7 +293,7 @@ async def test_a_failed_decode_worker_is_resumed_with_its_children(model: Path, 
         "min_tokens": 30,
     }
     request = ask(list(range(20, 53)), "speed:2", stream=True, **sampling)
-    expected = local(model, [as_local(request, child) for child in range(num_children)])
+    expected = local(model, as_local(request).children(num_children))
     async with served(model, 1, 2) as cluster:
         got: dict[int, list[int]] = {child: [] for child in range(num_children)}
         ends: dict[int, shoal_pb2.GenerateComplete] = {}
