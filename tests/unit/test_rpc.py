@@ -95,15 +95,29 @@ async def test_anything_else_is_internal_with_an_id_that_the_log_has(error: Exce
         assert len(incident_id) == 12 and incident_id in caplog.text
 
 
-@pytest.mark.parametrize("method", ["Abort", "Generate"])
-@pytest.mark.parametrize("data", [b"\xff\xff", b"\x0a\x02\xff\xfe"])
-async def test_bytes_that_are_no_message_are_refused_with_words(method: str, data: bytes) -> None:
-    server, address = await started(Raising())
+BROKEN = [
+    (b"\x0a\x02\xff\xfe", "request_id is not valid UTF-8"),
+    (b"\x2a\x04\x2a\x02\xc3\x28", "sampling_params.stop is not valid UTF-8"),
+    (b"\x22\x06\x0a\x04\x12\x02\xe6\x97", "chat.messages.content is not valid UTF-8"),
+    (b"\x30\x01\x1a\x01\x80", "text is not valid UTF-8"),
+    (b"\x0a\x7f\x41", "the request is no shoal.v1.GenerateRequest message"),
+    (b"\xff" * 12, "the request is no shoal.v1.GenerateRequest message"),
+    (b"\x2a\x02\x0d\x00", "the request is no shoal.v1.GenerateRequest message"),
+]
+
+
+@pytest.mark.parametrize(("data", "words"), BROKEN)
+async def test_what_cannot_be_read_is_the_callers_error_and_names_the_field(data: bytes, words: str) -> None:
+    servicer = Raising()
+    server, address = await started(servicer)
     async with server, open_channel(str(address)) as channel:
-        make_call = channel.unary_stream if method == "Generate" else channel.unary_unary
-        call = make_call(f"/shoal.v1.Shoal/{method}", request_serializer=bytes, response_deserializer=bytes)(data, timeout=10)
-        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "the request cannot be read" in await call.details()
+        call = channel.unary_stream("/shoal.v1.Shoal/Generate", None, shoal_pb2.GenerateResponse.FromString)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            _ = [reply async for reply in call(data)]
+        assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, words)
+        unary = channel.unary_unary("/shoal.v1.Shoal/Abort", None, shoal_pb2.AbortResponse.FromString)
+        with pytest.raises(grpc.aio.AioRpcError, match="request_ids is not valid UTF-8"):
+            await unary(b"\x0a\x01\xff")
 
 
 async def test_a_downstream_status_passes_through() -> None:

@@ -5,14 +5,17 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import Message
 
-from shoal.errors import InternalError, InvalidRequest, ShoalError
+from shoal.errors import InternalError, ShoalError
+from shoal.rpc.parsing import read_message
 from shoal.rpc.status import error_from_rpc, to_status
 
+_Read: TypeAlias = Callable[[bytes], Any]
 _log = logging.getLogger(__name__)
 
 
@@ -25,59 +28,54 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
-        given = handler = await continuation(handler_call_details)
+        handler = await continuation(handler_call_details)
         if handler is None:
             return None
         method = handler_call_details.method
-        if not handler.request_streaming and handler.request_deserializer is not None:
-            handler = handler._replace(request_deserializer=_readable_or_none(handler.request_deserializer))
+        read = _reader(handler)
+        changes = {} if read is None else {"request_deserializer": None}
         for kind in ("unary_unary", "stream_unary"):
             if (behaviour := getattr(handler, kind)) is not None and inspect.iscoroutinefunction(behaviour):
-                return handler._replace(**{kind: _guard_unary(behaviour, method)})
+                return handler._replace(**changes, **{kind: _guard_unary(behaviour, method, read)})
         for kind in ("unary_stream", "stream_stream"):
             if (behaviour := getattr(handler, kind)) is not None:
                 if inspect.isasyncgenfunction(behaviour):
-                    return handler._replace(**{kind: _guard_stream(behaviour, method)})
+                    return handler._replace(**changes, **{kind: _guard_stream(behaviour, method, read)})
                 if inspect.iscoroutinefunction(behaviour):  # writes through context.write
-                    return handler._replace(**{kind: _guard_unary(behaviour, method)})
-        return given
+                    return handler._replace(**changes, **{kind: _guard_unary(behaviour, method, read)})
+        return handler
 
 
-def _readable_or_none(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """What cannot be read becomes None, for the guard to refuse: gRPC itself would answer UNKNOWN and log a traceback."""
-
-    def read(data: bytes) -> Any:
-        try:
-            return deserialize(data)
-        except DecodeError:
-            return None
-
-    return read
+def _reader(handler: Any) -> _Read | None:
+    """How to read the one message of a call, so that what cannot be read is the caller's error; None for streams of requests."""
+    message_class = getattr(handler.request_deserializer, "__self__", None)
+    if handler.request_streaming or not (isinstance(message_class, type) and issubclass(message_class, Message)):
+        return None
+    return partial(read_message, message_class)
 
 
-def _guard_unary(behaviour: Callable[[Any, Any], Awaitable[Any]], method: str) -> Callable[[Any, Any], Awaitable[Any]]:
+def _guard_unary(
+    behaviour: Callable[[Any, Any], Awaitable[Any]], method: str, read: _Read | None
+) -> Callable[[Any, Any], Awaitable[Any]]:
     async def guarded(request: Any, context: Any) -> Any:
         async with _translated(context, method):
-            return await behaviour(_checked(request), context)
+            return await behaviour(request if read is None else read(request), context)
 
     return guarded
 
 
 def _guard_stream(
-    behaviour: Callable[[Any, Any], AsyncGenerator[Any, None]], method: str
+    behaviour: Callable[[Any, Any], AsyncGenerator[Any, None]], method: str, read: _Read | None
 ) -> Callable[[Any, Any], AsyncIterator[Any]]:
     async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
-        async with _translated(context, method), aclosing(behaviour(_checked(request), context)) as responses:
+        async with (
+            _translated(context, method),
+            aclosing(behaviour(request if read is None else read(request), context)) as responses,
+        ):
             async for response in responses:
                 yield response
 
     return guarded
-
-
-def _checked(request: Any) -> Any:
-    if request is None:
-        raise InvalidRequest("the request cannot be read: its bytes are not the message that this method takes")
-    return request
 
 
 @asynccontextmanager
