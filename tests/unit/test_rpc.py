@@ -23,6 +23,7 @@ from shoal.rpc import (
     time_remaining_s,
     to_status,
 )
+from shoal.rpc.server import SERVER_OPTIONS
 
 SERVICE = shoal_pb2.DESCRIPTOR.services_by_name["Shoal"]
 LOOPBACK = Address("127.0.0.1", 0)
@@ -220,6 +221,19 @@ async def test_messages_larger_than_grpcs_default_pass() -> None:
     async with server, open_channel(str(address)) as channel:
         request = shoal_pb2.AbortRequest(request_ids=["x" * (8 << 20)])
         assert (await shoal_pb2_grpc.ShoalStub(channel).Abort(request)).num_aborted == 1
+
+
+async def test_a_message_over_the_limit_is_refused_and_the_server_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert dict(SERVER_OPTIONS)["grpc.max_receive_message_length"] == 256 << 20
+    small = {"grpc.max_receive_message_length": 1 << 20}  # the same refusal, without 256 MB
+    monkeypatch.setattr("shoal.rpc.server.SERVER_OPTIONS", tuple((dict(SERVER_OPTIONS) | small).items()))
+    server, address = await started(Raising())
+    async with server, open_channel(str(address)) as channel:
+        stub = shoal_pb2_grpc.ShoalStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Abort(shoal_pb2.AbortRequest(request_ids=["x" * (2 << 20)]))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await stub.Abort(shoal_pb2.AbortRequest(request_ids=["x"]))).num_aborted == 1
 
 
 async def test_nobody_there_is_unavailable() -> None:
