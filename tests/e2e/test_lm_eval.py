@@ -84,6 +84,8 @@ async def evaluate(tasks: Path, names: list[str], model: str, arguments: dict[st
         from lm_eval import simple_evaluate
         from lm_eval.tasks import TaskManager
 
+        import shoal.client.lm_eval_model  # noqa: F401  # registers the model
+
         manager = TaskManager(include_path=str(tasks), include_defaults=False)
         found = simple_evaluate(model, arguments, tasks=names, task_manager=manager, bootstrap_iters=0, **options)
         return {name: [sample["filtered_resps"] for sample in found["samples"][name]] for name in names}
