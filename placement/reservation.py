@@ -131,6 +131,8 @@ def check_fits_ever(
         advice = "shorten the prompt"
         if max_tokens_that_fit:
             advice += f" or set max_tokens to at most {max_tokens_that_fit}"
+        if size.forks:
+            advice += ", ask for fewer answers (n)"
         raise InvalidRequest(
             f"the request needs {size.num_blocks} KV blocks ({size.num_lower_slots} slots in each lower layer, "
             f"{size.num_upper_slots} in each upper one) and the worker has {num_pool_blocks} in all; {advice}, "

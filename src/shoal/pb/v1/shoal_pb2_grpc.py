@@ -80,7 +80,7 @@ class ShoalServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Streams deltas (when `stream` is set), then exactly one `complete`.
+        """Streams deltas (when `stream` is set), then exactly one `complete` for each of the n answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
