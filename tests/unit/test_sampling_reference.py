@@ -33,7 +33,7 @@ def noise(seed: int, child: int, position: int, token: int) -> float:
     key = 0
     for part in (seed, child, position):
         key = mixed(((key ^ part) + 0x9E3779B97F4A7C15) & MASK)
-    uniform = ((mixed((key + (token + 1) * 0x9E3779B97F4A7C15) & MASK) >> 11) + 0.5) * 2.0**-53
+    uniform = ((mixed((key + (token + 1) * 0x9E3779B97F4A7C15) & MASK) >> 12) + 0.5) * 2.0**-52
     return -math.log(-math.log(uniform))
 
 
