@@ -151,12 +151,14 @@ class FakeDecodeWorker(FakeWorker, worker_pb2_grpc.DecodeWorkerServicer):
             await asyncio.sleep(self.delay_s)
             sent += len(chunk)
             self.num_sent += len(chunk)
-            yield worker_pb2.DecodeEvent(tokens=message)
+            for message.index in range(request.num_children or 1):  # every child says the same
+                yield worker_pb2.DecodeEvent(tokens=message)
             if stop is not None:
                 finished.finish_reason, finished.matched_token_id = "stop", chunk[-1]
                 break
         if not self.forget_end:
-            yield worker_pb2.DecodeEvent(finished=finished)
+            for finished.index in range(request.num_children or 1):
+                yield worker_pb2.DecodeEvent(finished=finished)
 
 
 class FakePrefillWorker(FakeWorker, worker_pb2_grpc.PrefillWorkerServicer):
