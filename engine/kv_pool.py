@@ -1,11 +1,13 @@
 """The tensor behind a worker's blocks. Knows slots and the wire layout; who owns a block is placement's BlockPool."""
 
+import math
+
 import numpy as np
 import torch
 
 from shoal.engine.dtypes import torch_dtype
 from shoal.engine.kernels.memory import prefer_large_pages
-from shoal.errors import InternalError
+from shoal.errors import InternalError, InvalidConfig
 from shoal.placement.blocks import BlockIds
 from shoal.placement.tables import BlockTable
 from shoal.types import DType, ModelShape
@@ -25,12 +27,17 @@ class KvPool:
     def __init__(
         self, shape: ModelShape, num_blocks: int, block_size: int, dtype: DType, device: torch.device | str = "cpu"
     ) -> None:
+        """Raises InvalidConfig when there is not so much memory."""
         self.shape = shape
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
         dims = (num_blocks, 2, shape.num_kv_heads, block_size, shape.head_dim)
-        self.data = prefer_large_pages(torch.zeros(dims, dtype=torch_dtype(dtype), device=device))
+        try:
+            self.data = prefer_large_pages(torch.zeros(dims, dtype=torch_dtype(dtype), device=device))
+        except RuntimeError as error:  # the allocator's: nothing else here can fail
+            size = f"{math.prod(dims) * dtype.num_bytes / 1e9:.1f} GB"
+            raise InvalidConfig(f"a KV pool of {size} cannot be allocated on {device}; lower kv_memory_bytes") from error
         self.rows = self.data.view(-1, shape.head_dim)  # one row per (block, K or V, head, slot)
 
     @property

@@ -8,7 +8,6 @@ buffer stays quarantined until the receive returns.
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final
 
 from shoal.errors import InternalError, Mismatch, ShoalError, Unavailable
 from shoal.kv_transfer import wire
@@ -31,8 +30,6 @@ from shoal.kv_transfer.attempts import AttemptBook
 from shoal.kv_transfer.handle import Handle
 from shoal.pb.internal.v1 import transfer_pb2 as pb
 from shoal.placement.plan import Entry, TransferPlan
-
-_MAX_ID_CHARACTERS: Final = 256
 
 
 class _Stage(Enum):
@@ -156,7 +153,7 @@ class ReceiverMachine:
 
     def _on_open(self, message: pb.SenderMessage) -> list[Action]:
         attempt_id = message.open.attempt_id
-        if not 0 < len(attempt_id) <= _MAX_ID_CHARACTERS:  # what is refused is echoed; an empty id would mean the whole pair
+        if not 0 < len(attempt_id) <= wire.MAX_ID_CHARACTERS:  # an empty id would mean the whole pair
             return [ClosePair(InternalError(f"prefill opened an attempt whose id has {len(attempt_id)} characters"))]
         try:
             handle = Handle.decode(message.open.handle)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import grpc
 
 from shoal.config.transfer import TransferConfig
-from shoal.errors import Cancelled, CapacityExceeded, InternalError, Mismatch, ShoalError, Unavailable
+from shoal.errors import Cancelled, CapacityExceeded, InternalError, InvalidRequest, Mismatch, ShoalError, Unavailable
 from shoal.kv_transfer import wire
 from shoal.kv_transfer.actions import Finish
 from shoal.kv_transfer.attempts import AttemptBook
@@ -167,6 +167,8 @@ class TransferServer(transfer_pb2_grpc.TransferServicer):
     def _check(self, hello: pb.Hello) -> None:
         if self._closed:
             raise Unavailable("the decode worker is shutting down")
+        if not 0 < len(hello.worker_id) <= wire.MAX_ID_CHARACTERS:
+            raise InvalidRequest(f"a worker id has 1 … {wire.MAX_ID_CHARACTERS} characters, not {len(hello.worker_id)}")
         if (hello.decode_worker_id, hello.decode_epoch) != (self._worker_id, self._epoch):
             raise Unavailable(
                 f"this is decode worker {self._worker_id} epoch {self._epoch}, not {hello.decode_worker_id} epoch "

@@ -5,6 +5,8 @@ from shoal.errors import Mismatch, ShoalError, Unavailable
 from shoal.pb.internal.v1 import transfer_pb2, worker_pb2
 from shoal.types import DType, Fingerprint
 
+MAX_ID_CHARACTERS = 256  # of a worker's or an attempt's id: what is refused is echoed and logged
+
 _ERRORS: dict[str, type[ShoalError]] = {
     name: value for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, ShoalError)
 }

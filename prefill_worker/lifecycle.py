@@ -1,7 +1,8 @@
 """The life of each task on a prefill worker, from queue to end. Knows states and their order; no protos, no tensors' content.
 
-A task is owned by one asyncio task. It computes before decode has accepted, sends nothing before that, and gives its blocks back
-in one place: not before the step that uses them and every send that was issued have returned.
+A task is owned by one asyncio task. It opens its transfer while it waits for room, computes before decode has accepted, sends
+nothing before that, and gives its blocks back in one place: not before the step that uses them and every send that was issued
+have returned.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from shoal.engine.resident import Resident
 from shoal.engine.segment import RequestKv
 from shoal.engine.state_store import StateStore, num_state_blocks, state_range
 from shoal.errors import Cancelled, DeadlineExceeded, InternalError, ShoalError
-from shoal.kv_transfer import DecodeTarget, SentReport, TransferClient
+from shoal.kv_transfer import DecodeTarget, OutgoingTransfer, SentReport, TransferClient
 from shoal.placement.reservation import prefill_reservation
 from shoal.prefill_worker import metrics
 from shoal.prefill_worker.source import PrefillSource
@@ -69,10 +70,10 @@ class TaskRunner:
             deadline.cancel()
             if isinstance(end, ShoalError):
                 task.answer.set_result(end)  # now: a send to a hung peer may take long to return
-                if task.outgoing is not None:
-                    task.outgoing.cancel(str(end))
             working.cancel()
             await asyncio.wait((working,))
+            if isinstance(end, ShoalError) and task.outgoing is not None:
+                task.outgoing.cancel(str(end))
             await self._steps.remove(task.spec.attempt_id)
             if task.outgoing is not None:
                 await task.outgoing.released()
@@ -89,6 +90,9 @@ class TaskRunner:
     async def _work(self, task: PrefillTask, held: "asyncio.Future[Holding]") -> None:
         """Room, then compute and transfer side by side. Ends the task, well or with an error."""
         spec, resident = task.spec, self._resident
+        source = PrefillSource(resident.pool)
+        # at once: decode waits for the opening no longer than its lease, and this worker's room may take longer to come
+        opening = asyncio.create_task(self._open(task, source))
         try:
             kept = state_range(spec.plan)
             holding = await self.holdings.reserve(spec.layout, self._size(spec, len(kept)))
@@ -96,12 +100,9 @@ class TaskRunner:
             kv = RequestKv.of(holding.tables)
             states = StateStore(resident.pool, holding.state_blocks, kept, resident.shape.hidden_size) if kept else None
             task.move(TaskState.HOLDING)
+            source.hold(kv, states)
             self._steps.add(Work(task, kv, states))
-            target = DecodeTarget(spec.decode_address, spec.decode_worker_id, spec.decode_epoch)
-            source = PrefillSource(resident.pool, kv, states)
-            task.attach(await self._transfers.open(target, spec.handle, spec.plan, source))
-            assert task.outgoing is not None
-            report = await task.outgoing.wait()
+            report = await (await asyncio.shield(opening)).wait()
             await task.computed.wait()  # the acknowledgement can overtake the end of the step that sent the last entry
             metrics.SENT_BYTES.inc(report.payload_bytes)
             task.end(report)
@@ -110,6 +111,22 @@ class TaskRunner:
         except Exception:  # noqa: BLE001  # not swallowed: logged, and the task ends with an error
             _log.exception("task %s failed", spec.attempt_id)
             task.end(InternalError("the prefill task failed"))
+        finally:
+            opening.cancel()
+            await asyncio.wait((opening,))
+            opening.cancelled() or opening.exception()  # the task has been told
+
+    async def _open(self, task: PrefillTask, source: PrefillSource) -> OutgoingTransfer:
+        """Open the transfer and hand it to the task, which ends at once when decode refuses it."""
+        spec = task.spec
+        target = DecodeTarget(spec.decode_address, spec.decode_worker_id, spec.decode_epoch)
+        try:
+            outgoing = await self._transfers.open(target, spec.handle, spec.plan, source)
+        except ShoalError as error:
+            task.end(error)
+            raise
+        task.attach(outgoing)
+        return outgoing
 
     def _size(self, spec: PrefillSpec, num_states: int) -> HoldingSize:
         resident, split = self._resident, spec.layout.split

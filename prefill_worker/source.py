@@ -13,15 +13,21 @@ from shoal.placement.plan import Entry, EntryKind
 
 
 class PrefillSource:
-    """The source of one attempt."""
+    """The source of one attempt. A transfer is opened before its task has blocks; nothing is packed before `hold`."""
 
-    def __init__(self, pool: KvPool, kv: RequestKv, states: StateStore | None) -> None:
+    def __init__(self, pool: KvPool) -> None:
         self._pool = pool
-        self._kv = kv
-        self._states = states
+        self._kv: RequestKv | None = None
+        self._states: StateStore | None = None
+
+    def hold(self, kv: RequestKv, states: StateStore | None) -> None:
+        """The task has its blocks."""
+        self._kv, self._states = kv, states
 
     def pack(self, entry: Entry, out: torch.Tensor) -> None:
         """Copy an entry's payload into `out` (uint8, [num_bytes])."""
+        if self._kv is None:
+            raise InternalError("an entry is due from a task that has no blocks yet")
         if entry.kind is EntryKind.KV:
             table = self._kv.lower if self._kv.is_lower(entry.layer) else self._kv.upper
             self._pool.pack(table, entry.layer, entry.start, entry.stop, out)  # what crosses has slot = position

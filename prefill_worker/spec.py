@@ -1,17 +1,15 @@
 """What is asked of a prefill worker, and whether it fits what decode has reserved. Knows limits; knows no load."""
 
 from dataclasses import dataclass
-from typing import Final
 
 from shoal.config.worker import WorkerConfig
 from shoal.errors import InvalidRequest, Mismatch
 from shoal.kv_transfer.handle import Handle
+from shoal.kv_transfer.wire import MAX_ID_CHARACTERS
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.placement.plan import TransferPlan, make_plan
 from shoal.placement.tables import KvLayout
 from shoal.types import Fingerprint, ModelShape
-
-_MAX_ID_CHARACTERS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +33,8 @@ def read_spec(
     message: worker_pb2.PrefillRequest, config: WorkerConfig, shape: ModelShape, fingerprint: Fingerprint
 ) -> PrefillSpec:
     """Translate and check a task. Raises InvalidRequest, or Mismatch when this side's plan is not the reserved one."""
-    if not 0 < len(message.attempt_id) <= _MAX_ID_CHARACTERS:
-        raise InvalidRequest(f"an attempt id has 1 … {_MAX_ID_CHARACTERS} characters; send the one that decode reserved")
+    if not 0 < len(message.attempt_id) <= MAX_ID_CHARACTERS:
+        raise InvalidRequest(f"an attempt id has 1 … {MAX_ID_CHARACTERS} characters; send the one that decode reserved")
     visibility = config.accept_visibility(message.visibility, shape.num_layers)
     num_prompt, num_cached, limit = message.num_prompt_tokens, message.cached_tokens, config.max_context(shape)
     if num_prompt > limit:

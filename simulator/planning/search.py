@@ -190,7 +190,7 @@ def _dominates(one: Plan, other: Plan) -> bool:
 
 
 def _name(family: Family) -> str:
-    kind = "colocated" if family.is_colocated else str(family.visibility.policy)
+    kind = f"{family.visibility.policy}{', colocated' if family.is_colocated else ''}"
     return f"{kind} on {family.decode.tensor_parallel} × {family.decode.gpu.name}"
 
 

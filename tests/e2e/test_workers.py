@@ -6,6 +6,7 @@ import random
 import re
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -292,6 +293,7 @@ async def test_a_worker_says_what_it_holds(model: Path) -> None:
     worker = PrefillWorker(
         make_config(Pool.PREFILL, model, allowed_visibilities=(Visibility.parse("speed:2"),)),
         lambda done, total: progress.append((done, total)),
+        layer_done=lambda layer: time.sleep(0.2),
     )
     whole = DecodeWorker(make_config(Pool.DECODE, model))
     ends = [Endpoint(await each.start()) for each in (worker, whole)]
@@ -307,8 +309,11 @@ async def test_a_worker_says_what_it_holds(model: Path) -> None:
     described = await ends[0].prefill.Describe(pb.DescribeRequest())
     assert list(described.allowed_visibilities) == ["speed:2"] and described.address == ends[0].address
     assert described.fingerprint == (await ends[1].decode.Describe(pb.DescribeRequest())).fingerprint
-    stopping = asyncio.create_task(worker.stop(1.0))
+    running = asyncio.create_task(generate(Ask(tuple(range(3, 30)), "speed:2", 3), *ends))
+    await ends[0].until(Pool.PREFILL, lambda load: load.num_reservations > 0)
+    stopping = asyncio.create_task(worker.stop(20.0))
     assert (await anext(states)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert len((await running).token_ids) == 3, "what was running is finished first"
     await stopping
     await whole.stop(0.0)
     await channel.close()

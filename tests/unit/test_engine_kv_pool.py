@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from shoal.engine.kv_pool import KvPool, block_bytes
-from shoal.errors import InternalError
+from shoal.errors import InternalError, InvalidConfig
 from shoal.placement.tables import BlockTable
 from shoal.types import DType, ModelShape
 
@@ -29,6 +29,11 @@ def filled(pool: KvPool, own: BlockTable, layer: int, num_slots: int) -> torch.T
     blocks = torch.from_numpy(own.layer_ids(layer)[slots // own.block_size].astype(np.int64))
     pool.write(kv, blocks, torch.from_numpy(slots % own.block_size))
     return kv
+
+
+def test_a_pool_that_no_machine_can_hold_is_refused_with_words() -> None:
+    with pytest.raises(InvalidConfig, match=r"a KV pool of \d+\.\d GB cannot be allocated on cpu; lower kv_memory_bytes"):
+        KvPool(SHAPE, 1 << 45, 16, DType.FLOAT32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -107,6 +107,7 @@ def test_a_port_in_use_is_named() -> None:
     [
         (["--visibilities", "full,speed:5"], "prefill depth 5 exceeds the model's 4 layers"),
         (["--kv-memory", "4KiB"], "too little KV memory"),
+        (["--kv-memory", "1000TiB"], "the KV pools of 2 workers may take"),
         (["--model", "no-such-model"], "no-such-model"),
         (["--listen", "0.0.0.0:0"], "add --allow-wildcard"),
         (["--listen", "256.0.0.1:1"], "--listen 256.0.0.1:1"),

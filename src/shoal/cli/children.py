@@ -65,5 +65,11 @@ class Child:
 
 
 async def _read_lines(stream: asyncio.StreamReader, consume: Callable[[str], None]) -> None:
-    while line := await stream.readline():
+    while True:  # to the end, whatever comes: a child whose pipe is full stands still
+        try:
+            line = await stream.readline()
+        except ValueError:  # the part of a line that exceeds the limit has been dropped
+            continue
+        if not line:
+            return
         consume(line.decode(errors="replace").rstrip())

@@ -32,6 +32,7 @@ def check(config: ServeConfig) -> ModelFiles:
             text = str(error).replace("allowed_visibilities", "--visibilities").replace("kv_memory_bytes", "--kv-memory")
             raise InvalidConfig(text) from error
     _check_router(config, model)
+    _check_memory(config)
     for flag, listen in (("--listen", config.listen), ("--http-listen", config.http_listen)):
         if listen and Address.parse(listen).is_wildcard and not config.allow_wildcard:
             raise InvalidConfig(f"{flag} {listen} means every interface; name one, or add --allow-wildcard")
@@ -59,6 +60,20 @@ def _check_router(config: ServeConfig, model: ModelFiles) -> None:
         raise InvalidConfig(
             f"the chat template's generation prompt has {encoder.num_generation_tokens} tokens, the default boundary of `speed`; "
             f"raise --max-boundary-tokens to {encoder.num_generation_tokens} or more"
+        )
+
+
+def _check_memory(config: ServeConfig) -> None:
+    """Pools on this machine's own memory: it is taken as they fill, so too much would show only under load."""
+    if config.ray_address or config.transfer_backend == "nccl":
+        return
+    import psutil  # here: part of the `serve` extra
+
+    num_workers, total = config.prefill_workers + config.decode_workers, psutil.virtual_memory().total
+    if num_workers * config.kv_memory > total:
+        raise InvalidConfig(
+            f"the KV pools of {num_workers} workers may take {num_workers * config.kv_memory / 1e9:.1f} GB, this machine has "
+            f"{total / 1e9:.1f} GB; lower --kv-memory"
         )
 
 
