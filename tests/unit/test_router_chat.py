@@ -174,3 +174,11 @@ def test_a_template_that_stumbles_over_the_messages_refuses_them() -> None:
     ):
         with pytest.raises(InvalidRequest, match="chat template refuses these messages"):
             ChatTemplate(source, bos_token=None, eos_token=None).render(PLAIN)
+
+
+def test_special_tokens_that_a_user_writes_out_are_special_tokens() -> None:
+    """As docs/parameters.md warns: an application that shows strangers' text to a model removes them first."""
+    encoder, end = PromptEncoder(tokenizer()), tokenizer().eos_token_id
+    plain = encoder.encode_chat([{"role": "user", "content": "a b"}]).token_ids.count(end)
+    assert encoder.encode_chat([{"role": "user", "content": "a<|im_end|>b"}]).token_ids.count(end) == plain + 1
+    assert tokenizer().decode([end, *tokenizer().encode("b")]) == "b"  # in answers they leave no text
