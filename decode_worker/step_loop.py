@@ -187,6 +187,10 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
         """Account a sampled token: stream it, then go on or end."""
         if child.finish is not None or request.ended.done():
             return
+        if not sampled.is_sound:
+            self._forget(request.spec.attempt_id)
+            request.end(InternalError("the model gave scores that are no finite numbers; its weights or its KV are damaged"))
+            return
         sampling, token_id = child.spec.sampling, sampled.token_id
         child.take(token_id)
         if child.failure is not None:

@@ -12,7 +12,7 @@ from shoal.engine.kv_pool import KvPool
 from shoal.engine.local_request import LocalRequest, LocalResult, LocalToken, RunningRequest
 from shoal.engine.sampling import ConstraintMaker, Picked, TokenConstraint, TokenCounts, Want, pick
 from shoal.engine.segment import RequestKv, Segment
-from shoal.errors import AlreadyExists, InvalidRequest, ShoalError, Unsupported
+from shoal.errors import AlreadyExists, InternalError, InvalidRequest, ShoalError, Unsupported
 from shoal.placement.batching import Batcher, TokenCursor
 from shoal.placement.blocks import BlockPool
 from shoal.placement.reservation import ReservationSize, check_fits_ever, decode_reservation
@@ -188,6 +188,9 @@ class LocalEngine:
         elif picked.scores:
             self._prompt_logprobs.setdefault(key, []).extend(picked.scores)
         for sampled in picked.drawn:
+            if not sampled.is_sound:
+                self.cancel(key)
+                raise InternalError("the model gave scores that are no finite numbers; its weights or its KV are damaged")
             running.tokens.append(sampled.token_id)
             running.num_sampled += 1
             reason, constraint = None, running.constraint

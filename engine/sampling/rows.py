@@ -25,3 +25,4 @@ class Sampled:
 
     token_id: int
     logprobs: TokenLogprobs | None
+    is_sound: bool = True  # False: the row's best score is no finite number, and the token means nothing

@@ -33,7 +33,8 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
         drawn[index] = _draw(filtered(scores[index], [row.params for row in chosen]), chosen)
     token_ids = drawn.tolist()
     logprobs = _logprobs(logits, token_ids, rows)
-    return [Sampled(token_id, logprobs.get(index)) for index, token_id in enumerate(token_ids)]
+    sound = logits.amax(-1).isfinite().tolist()  # a NaN anywhere is the largest
+    return [Sampled(token_id, logprobs.get(index), sound[index]) for index, token_id in enumerate(token_ids)]
 
 
 def _draw(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:

@@ -103,6 +103,24 @@ async def test_a_step_that_fails_ends_its_requests_and_no_others(model: Path) ->
         assert (await generate(long_ask("full"), prefill_end, decode_end)).token_ids == expected.token_ids
 
 
+async def test_scores_that_are_no_numbers_end_their_request_and_no_other(model: Path) -> None:
+    poison = 77  # as the last prompt token it is run by decode alone
+    well = dataclasses.replace(long_ask("speed:2"), prompt_ids=tuple(t for t in long_ask().prompt_ids if t != poison))
+    ill = dataclasses.replace(well, prompt_ids=(*well.prompt_ids, poison))
+    prefill, decode = make_config(Pool.PREFILL, model), make_config(Pool.DECODE, model)
+    async with in_process(prefill, decode) as (_, worker, prefill_end, decode_end):
+        expected = await generate(well, prefill_end, decode_end)
+        loaded = worker._loaded
+        assert loaded is not None and loaded.resident.decoder.embedding is not None
+        loaded.resident.decoder.embedding[poison] = float("nan")
+        answer, error = await asyncio.gather(
+            generate(well, prefill_end, decode_end), ends_with(generate(ill, prefill_end, decode_end))
+        )
+        assert isinstance(error, InternalError | Cancelled | Unavailable)
+        assert answer.token_ids == expected.token_ids
+        await decode_end.idle(Pool.DECODE)
+
+
 async def test_a_worker_whose_step_loop_ends_says_so(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug in deciding or accounting ends the loop: nobody is left waiting, and health is NOT_SERVING."""
     worker, prefill = DecodeWorker(make_config(Pool.DECODE, model)), PrefillWorker(make_config(Pool.PREFILL, model))
