@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.engine.attention import AttentionBackend
 from shoal.engine.kernels import KernelsUnavailable, kernels
 from shoal.engine.layer_backend import LayerBackend
-from shoal.engine.native_attention import NativeAttention
 from shoal.engine.native_layers import NativeLayers
 from shoal.engine.self_test import check_native
 from shoal.engine.torch_attention import TorchAttention
@@ -35,7 +33,6 @@ class Backend:
 
     name: str
     reason: str
-    attention: AttentionBackend
     layers: LayerBackend
 
     def __str__(self) -> str:
@@ -64,13 +61,13 @@ def _native_or_plain(config: DecoderConfig, dtype: DType, device: torch.device) 
         return _plain(config, dtype, reason)
     try:
         check_native(kernels(), _TORCH_DTYPES[dtype])
-        return Backend("native", "", NativeAttention(), NativeLayers(config, _TORCH_DTYPES[dtype]))
+        return Backend("native", "", NativeLayers(config, _TORCH_DTYPES[dtype]))
     except KernelsUnavailable as error:
         return _plain(config, dtype, str(error))
 
 
 def _plain(config: DecoderConfig, dtype: DType, reason: str) -> Backend:
-    return Backend("torch", reason, TorchAttention(), TorchLayers(config, _TORCH_DTYPES[dtype]))
+    return Backend("torch", reason, TorchLayers(config, _TORCH_DTYPES[dtype], TorchAttention()))
 
 
 def _unsupported(config: DecoderConfig, dtype: DType, device: torch.device) -> str | None:

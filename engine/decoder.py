@@ -6,13 +6,12 @@ from typing import Self
 import torch
 import torch.nn.functional as F
 
-from shoal.engine.attention import PreparedAttention
 from shoal.engine.backends import choose_backend
 from shoal.engine.kv_pool import KvPool
-from shoal.engine.layer_backend import Destination, KvRunner, LayerRunner
+from shoal.engine.layer_backend import StageRows, StageWork
 from shoal.engine.rope import Rotation, inverse_frequencies, rotation
 from shoal.engine.segment import LogitRows, Segment
-from shoal.engine.stages import RowGroup, Stage, plan_stages, row_ranges
+from shoal.engine.stages import RowGroup, plan_stages, row_ranges
 from shoal.engine.weights import HeldLayers, LoadReport, ModelWeights, load_weights
 from shoal.errors import InternalError
 from shoal.model_files import DecoderConfig, ModelFiles
@@ -30,10 +29,8 @@ class Decoder:
         self.backend = choose_backend(backend, self.config, dtype, self.device)
         self.frequencies = inverse_frequencies(self.config.rope, self.config.shape.head_dim, self.device)
         self.embedding, self.final_norm, self.head = weights.embedding, weights.final_norm, weights.head
-        make = self.backend.layers
-        self._layers = {layer: make.layer(own) for layer, own in weights.layers.items()}
-        self._kv = {layer: make.kv_of(self._layers[layer], own) for layer, own in weights.layers.items()}
-        self._kv |= {layer: make.kv(own) for layer, own in weights.kv_only.items()}
+        self.layers = self.backend.layers
+        self.layers.hold(weights.layers, weights.kv_only)
 
     @classmethod
     def load(
@@ -58,18 +55,6 @@ class Decoder:
         """Prepare one step over `segments` (at least one); iterating or running the result does all the work."""
         return ForwardPass(self, segments, pool)
 
-    def layer(self, layer: int) -> LayerRunner:
-        """Raises InternalError for a layer that is not held in full."""
-        if layer not in self._layers:
-            raise InternalError(f"layer {layer} is not held in full here")
-        return self._layers[layer]
-
-    def kv_layer(self, layer: int) -> KvRunner:
-        """Raises InternalError for a layer whose K/V projection is not held."""
-        if layer not in self._kv:
-            raise InternalError(f"the K/V projection of layer {layer} is not held here")
-        return self._kv[layer]
-
 
 class ForwardPass:
     """One step. Iterating yields each layer as soon as all K and V that this step writes there are in the pool, before the
@@ -85,6 +70,7 @@ class ForwardPass:
         self._rows = row_ranges(self._segments)
         self._states: dict[int, torch.Tensor] = {}
         self._logits: torch.Tensor | None = None
+        self._is_heard = True
         self._work = self._execute()
 
     def __iter__(self) -> Iterator[int]:
@@ -97,6 +83,7 @@ class ForwardPass:
 
     def run(self) -> Self:
         """Do all of the work that is left."""
+        self._is_heard = False
         with torch.inference_mode():
             for _ in self._work:
                 pass
@@ -118,30 +105,18 @@ class ForwardPass:
     def _execute(self) -> Generator[int]:
         decoder, pool = self._decoder, self._pool
         hidden = self._embed()
-        turn_dtype = decoder.backend.layers.rotation_dtype
         self._keep_states(hidden, 0)
-        positions = [torch.arange(s.positions.start, s.positions.stop) for s in self._segments]
-        turn = rotation(torch.cat(positions).to(decoder.device), decoder.frequencies, turn_dtype)
+        positions = torch.cat([torch.arange(s.positions.start, s.positions.stop) for s in self._segments])
+        turn = rotation(positions.to(decoder.device), decoder.frequencies, decoder.layers.rotation_dtype)
         for stage in plan_stages(self._segments, decoder.device):
-            full, kv_only = stage.full, stage.kv_only
-            x, x_turn = _select(full, hidden, turn)
-            resting, resting_turn = _select(kv_only, hidden, turn)
-            attentions: dict[int | None, PreparedAttention] = {}
-            for index, layer in enumerate(stage.layers):
-                if kv_only is not None:
-                    to = Destination(pool, kv_only.blocks[index], kv_only.offsets)
-                    decoder.kv_layer(layer).leave_kv(resting, resting_turn, to)
-                if full is not None:
-                    runner = decoder.layer(layer)
-                    q, kv = runner.project(x, x_turn, Destination(pool, full.blocks[index], full.offsets))
-                yield layer
-                if full is not None:
-                    attention = self._attention(stage, layer, attentions)
-                    x = runner.finish(x, attention.attend(q, kv, pool.rows, index))
-            if full is not None and full.rows is not None:
-                hidden[full.rows] = x
-            elif full is not None:
-                hidden = x
+            full, kv_only = _rows(stage.full, hidden, turn), _rows(stage.kv_only, hidden, turn)
+            run = decoder.layers.run(StageWork(stage, full, kv_only, pool))
+            yield from run.layers(lambda: self._is_heard)
+            if stage.full is not None and run.x is not None:
+                if stage.full.rows is None:
+                    hidden = run.x
+                else:
+                    hidden[stage.full.rows] = run.x
             self._keep_states(hidden, stage.layers.stop)
         self._logits = self._score(hidden)
 
@@ -169,14 +144,6 @@ class ForwardPass:
             if segment.keep_states and segment.layers.stop == layer:
                 self._states[index] = hidden[rows.start : rows.stop].clone()
 
-    def _attention(self, stage: Stage, layer: int, made: dict[int | None, PreparedAttention]) -> PreparedAttention:
-        shape = self._decoder.config.shape
-        window = shape.window(layer)
-        if window not in made:
-            backend, pool = self._decoder.backend.attention, self._pool
-            made[window] = backend.prepare(stage.runs, window, shape, pool.rows, pool.block_size)
-        return made[window]
-
     def _score(self, hidden: torch.Tensor) -> torch.Tensor:
         decoder = self._decoder
         rows = [row for segment, own in zip(self._segments, self._rows, strict=True) for row in _logit_rows(segment, own)]
@@ -185,14 +152,16 @@ class ForwardPass:
         if decoder.final_norm is None or decoder.head is None:
             raise InternalError("logits were asked for, but the LM head is not held here")
         x = hidden[torch.tensor(rows, device=decoder.device)]
-        return decoder.backend.layers.score(x, decoder.final_norm, decoder.head)
+        return decoder.layers.score(x, decoder.final_norm, decoder.head)
 
 
-def _select(group: RowGroup | None, hidden: torch.Tensor, turn: Rotation) -> tuple[torch.Tensor, Rotation]:
+def _rows(group: RowGroup | None, hidden: torch.Tensor, turn: Rotation) -> StageRows | None:
     """The group's rows of the step's hidden states, and their rotation."""
-    if group is None or group.rows is None:
-        return hidden, turn
-    return hidden[group.rows], turn[group.rows]
+    if group is None:
+        return None
+    if group.rows is None:
+        return StageRows(group, hidden, turn)
+    return StageRows(group, hidden[group.rows], turn[group.rows])
 
 
 def _logit_rows(segment: Segment, rows: range) -> range:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from shoal.engine.dtypes import torch_dtype
-from shoal.engine.kernels.memory import prefer_large_pages
+from shoal.engine.kernels import memory
 from shoal.errors import InternalError, InvalidConfig
 from shoal.placement.blocks import BlockIds
 from shoal.placement.tables import BlockTable
@@ -34,7 +34,9 @@ class KvPool:
         self.dtype = dtype
         dims = (num_blocks, 2, shape.num_kv_heads, block_size, shape.head_dim)
         try:
-            self.data = prefer_large_pages(torch.zeros(dims, dtype=torch_dtype(dtype), device=device))
+            on_cpu, element = torch.device(device).type == "cpu", torch_dtype(dtype)
+            made = memory.empty(dims, element) if on_cpu else torch.empty(dims, dtype=element, device=device)
+            self.data = made.zero_()
         except RuntimeError as error:  # the allocator's: nothing else here can fail
             size = f"{math.prod(dims) * dtype.num_bytes / 1e9:.1f} GB"
             raise InvalidConfig(f"a KV pool of {size} cannot be allocated on {device}; lower kv_memory_bytes") from error

@@ -1,5 +1,6 @@
-"""Who computes a layer around attention: the interface. Knows shapes; what a kernel does is its own module's business."""
+"""Who computes the layers of a stage: the interface. Knows shapes; what a kernel does is its own module's business."""
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -7,62 +8,55 @@ import torch
 
 from shoal.engine.kv_pool import KvPool
 from shoal.engine.rope import Rotation
+from shoal.engine.stages import RowGroup, Stage
 from shoal.engine.weights import KvWeights, LayerWeights
-from shoal.model_files import DecoderConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Destination:
-    """Where the K and V of some rows go in one layer."""
+class StageRows:
+    """Some rows of a stage on their way in."""
 
+    group: RowGroup  # where their K and V go
+    x: torch.Tensor  # [n, h]
+    rotation: Rotation
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """One stage of one step, ready to run."""
+
+    stage: Stage
+    full: StageRows | None
+    kv_only: StageRows | None
     pool: KvPool
-    blocks: torch.Tensor  # [n]
-    offsets: torch.Tensor  # [n] slot within the block
 
 
-class LayerRunner(Protocol):
-    """One layer whose weights are held in full."""
+class StageRun(Protocol):
+    """One stage being run. Iterating yields each layer's index when K and V of all rows are in the pool, before attention."""
 
-    def project(self, x: torch.Tensor, rotation: Rotation, to: Destination) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Hidden x [n, h] → q [n, heads, d], with K and V written to the pool, and once more as kv [n, 2, kv_heads, d] where
-        the attention that goes with this back end wants them."""
-        ...
+    x: torch.Tensor | None  # [n, h] hidden states of the full rows behind the last layer run
 
-    def finish(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """Output projection and MLP with their residuals: x [n, h] and attended [n, heads, d] → [n, h]."""
-        ...
-
-
-class KvRunner(Protocol):
-    """One layer of which the K and V projections are enough."""
-
-    def leave_kv(self, x: torch.Tensor, rotation: Rotation, to: Destination) -> None:
-        """Write K and V of hidden x [n, h] to the pool."""
+    def layers(self, is_heard: Callable[[], bool]) -> Iterator[int]:
+        """Run the stage; while `is_heard` says no, several layers may pass in one go, without a yield."""
         ...
 
 
 class LayerBackend(Protocol):
-    """Makes runners; a runner may keep the weights in a form of its own, and then not the ones it was given."""
+    """Holds layers in a form of its own and runs stages of them."""
 
     @property
     def rotation_dtype(self) -> torch.dtype:
-        """The type in which runners want cosines and sines."""
+        """The type in which it wants cosines and sines."""
         ...
 
-    def layer(self, weights: LayerWeights) -> LayerRunner: ...
+    def hold(self, layers: Mapping[int, LayerWeights], kv_only: Mapping[int, KvWeights]) -> None:
+        """Take these weights; the ones given may go if they are kept in another form."""
+        ...
 
-    def kv(self, weights: KvWeights) -> KvRunner: ...
-
-    def kv_of(self, layer: LayerRunner, weights: LayerWeights) -> KvRunner:
-        """The K and V projections of a layer that is held in full."""
+    def run(self, work: StageWork) -> StageRun:
+        """Prepare a stage. Raises InternalError for a layer that is not held."""
         ...
 
     def score(self, x: torch.Tensor, norm: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
         """Final norm and LM head: hidden x [n, h] → [n, vocab] float32."""
         ...
-
-
-class MakeLayerBackend(Protocol):
-    """A back end's constructor."""
-
-    def __call__(self, config: DecoderConfig, dtype: torch.dtype) -> LayerBackend: ...

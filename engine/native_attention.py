@@ -11,17 +11,14 @@ from shoal.engine.kernels import Kernels, kernels
 from shoal.engine.query_runs import QueryRun
 from shoal.types import ModelShape
 
-_LOG2_E = math.log2(math.e)
+LOG2_E = math.log2(math.e)
 
 
-class NativeAttentionStage:
-    """One stage's attention; see PreparedAttention."""
+class RunTable:
+    """Runs as the kernels read them (struct Run), with the block ids that they point to."""
 
-    def __init__(
-        self, library: Kernels, runs: Sequence[QueryRun], window: int | None, shape: ModelShape, block_size: int
-    ) -> None:
-        self._kernels = library
-        self._ids = [np.ascontiguousarray(run.block_ids, dtype=np.int32) for run in runs]  # kept alive: the table points there
+    def __init__(self, runs: Sequence[QueryRun]) -> None:
+        self._ids = [np.ascontiguousarray(run.block_ids, dtype=np.int32) for run in runs]  # kept: the table points there
         rows = [
             (
                 run.first_row,
@@ -35,8 +32,19 @@ class NativeAttentionStage:
             )
             for run, ids in zip(runs, self._ids, strict=True)
         ]
-        self._runs = np.array(rows, dtype=np.int64)
-        self._scale = _LOG2_E / math.sqrt(shape.head_dim)
+        self._rows = np.array(rows, dtype=np.int64)
+        self.address: int = self._rows.ctypes.data
+
+
+class NativeAttentionStage:
+    """One stage's attention; see PreparedAttention."""
+
+    def __init__(
+        self, library: Kernels, runs: Sequence[QueryRun], window: int | None, shape: ModelShape, block_size: int
+    ) -> None:
+        self._kernels = library
+        self._runs = RunTable(runs)
+        self._scale = LOG2_E / math.sqrt(shape.head_dim)
         sizes = (len(runs), 0, window or 0, shape.num_heads, shape.num_kv_heads, shape.head_dim, block_size, 1, 0)
         self._sizes = (ctypes.c_int64 * len(sizes))(*sizes)
 
@@ -45,7 +53,7 @@ class NativeAttentionStage:
         self._sizes[1] = layer_index
         self._sizes[7] = torch.get_num_threads()
         self._sizes[8] = q.stride(0)
-        self._kernels.attend(q, out, pool_rows, self._runs.ctypes.data, self._sizes, self._scale)
+        self._kernels.attend(q, out, pool_rows, self._runs.address, self._sizes, self._scale)
         return out
 
 

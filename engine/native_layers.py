@@ -1,27 +1,63 @@
-"""Layers by the compiled kernels: a few calls per layer, each over all rows. Knows weights and addresses; builds nothing."""
+"""Stages by the compiled kernels: one call for all layers, or two per layer while somebody follows them. Knows addresses."""
 
+import ctypes
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
 import torch
 
 from shoal.engine.kernels import Kernels, kernels
 from shoal.engine.kernels.packing import PANEL, PackedLinear
-from shoal.engine.kernels.structures import FinishArgs, ProjectArgs
-from shoal.engine.layer_backend import Destination, LayerRunner
-from shoal.engine.rope import Rotation
+from shoal.engine.kernels.structures import FinishArgs, LayerArgs, ProjectArgs, RowsArgs, StageArgs
+from shoal.engine.layer_backend import StageRows, StageWork
+from shoal.engine.native_attention import LOG2_E, RunTable
 from shoal.engine.weights import KvWeights, LayerWeights
 from shoal.errors import InternalError
 from shoal.model_files import DecoderConfig
 
 
-class NativeKv:
-    """Input norm, projection, head norms, rotation, and K and V into the pool, in one call; see KvRunner."""
+class NativeLayer:
+    """One layer's weights as the kernels read them; the ones it was made from may go."""
 
-    def __init__(self, backend: "NativeLayers", weights: KvWeights | LayerWeights, linear: PackedLinear, num_heads: int) -> None:
-        bias = weights.kv_bias if isinstance(weights, KvWeights) else weights.qkv_bias
-        q_norm = None if isinstance(weights, KvWeights) else weights.q_norm
-        self.backend, self.linear, self.num_heads = backend, linear, num_heads
-        self._kept = (weights.input_norm, bias, q_norm, weights.k_norm)  # the call holds their addresses
-        shape = backend.config.shape
-        self._call = ProjectArgs(
+    def __init__(self, config: DecoderConfig, weights: LayerWeights | KvWeights) -> None:
+        self._config = config
+        self._kept: list[object] = []  # the addresses in `args` point here
+        if isinstance(weights, KvWeights):
+            self.args = LayerArgs(kv=self._project(weights, PackedLinear(weights.kv_weight), weights.kv_bias, None, 0))
+            return
+        shape = config.shape
+        qkv, first = PackedLinear(weights.qkv_weight), shape.num_heads * shape.head_dim
+        kv = qkv.from_row(first) if first % PANEL == 0 else PackedLinear(weights.kv.kv_weight)
+        output, gate_up, down = (
+            PackedLinear(weights.output_weight),
+            PackedLinear.gate_up(weights.gate_up_weight),
+            PackedLinear(weights.down_weight),
+        )
+        self._kept += [output, gate_up, down, weights.post_norm]
+        self.args = LayerArgs(
+            project=self._project(weights, qkv, weights.qkv_bias, weights.q_norm, shape.num_heads),
+            kv=self._project(weights, kv, weights.kv.kv_bias, None, 0),
+            finish=FinishArgs(
+                norm=weights.post_norm.data_ptr(),
+                output=output.args,
+                gate_up=gate_up.args,
+                down=down.args,
+                eps=config.rms_eps,
+            ),
+        )
+
+    def _project(
+        self,
+        weights: LayerWeights | KvWeights,
+        linear: PackedLinear,
+        bias: torch.Tensor | None,
+        q_norm: torch.Tensor | None,
+        num_heads: int,
+    ) -> ProjectArgs:
+        shape = self._config.shape
+        self._kept += [weights.input_norm, linear, bias, q_norm, weights.k_norm]
+        return ProjectArgs(
             norm=weights.input_norm.data_ptr(),
             bias=_address(bias),
             q_norm=_address(q_norm),
@@ -30,82 +66,101 @@ class NativeKv:
             heads=num_heads,
             kv_heads=shape.num_kv_heads,
             d=shape.head_dim,
-            eps=backend.config.rms_eps,
+            eps=self._config.rms_eps,
         )
 
-    def leave_kv(self, x: torch.Tensor, rotation: Rotation, to: Destination) -> None:
-        self.run(x, rotation, to, None)
 
-    def run(self, x: torch.Tensor, rotation: Rotation, to: Destination, q: torch.Tensor | None) -> None:
-        backend, pool = self.backend, to.pool
-        x, blocks = backend.checked(x), to.blocks.contiguous()
-        if pool.data.dtype is not backend.dtype or blocks.shape[0] != x.shape[0]:
-            raise InternalError(f"{x.shape[0]} rows of {backend.dtype} for {blocks.shape[0]} slots of {pool.data.dtype}")
-        call = ProjectArgs.from_buffer_copy(self._call)
-        call.x, call.q, call.pool = x.data_ptr(), _address(q), pool.data.data_ptr()
-        call.cos, call.sin = rotation.cos.data_ptr(), rotation.sin.data_ptr()
-        call.blocks, call.offsets = blocks.data_ptr(), to.offsets.data_ptr()
-        call.rows, call.block_size, call.num_threads = x.shape[0], pool.block_size, torch.get_num_threads()
-        backend.kernels.project(backend.dtype, call)
+class NativeStage:
+    """See StageRun. Holds every tensor and table whose address the call carries."""
 
-
-class NativeLayer:
-    """See LayerRunner. Holds packed copies; the weights it was made from may go."""
-
-    def __init__(self, backend: "NativeLayers", weights: LayerWeights) -> None:
-        self.backend = backend
-        self.qkv = PackedLinear(weights.qkv_weight)
-        self._project = NativeKv(backend, weights, self.qkv, backend.config.shape.num_heads)
-        self._linears = (
-            PackedLinear(weights.output_weight),
-            PackedLinear.gate_up(weights.gate_up_weight),
-            PackedLinear(weights.down_weight),
+    def __init__(self, backend: "NativeLayers", work: StageWork) -> None:
+        shape, pool, stage = backend.config.shape, work.pool, work.stage
+        if pool.data.dtype is not backend.dtype:
+            raise InternalError(f"a pool of {pool.data.dtype} for a model of {backend.dtype}")
+        self._backend = backend
+        self._stage_layers = stage.layers
+        self._runs = RunTable(stage.runs)
+        self._windows = np.array([shape.window(layer) or 0 for layer in stage.layers], dtype=np.int64)
+        self.args = StageArgs(
+            windows=self._windows.ctypes.data,
+            pool=pool.data.data_ptr(),
+            runs=self._runs.address,
+            num_runs=len(stage.runs),
+            heads=shape.num_heads,
+            kv_heads=shape.num_kv_heads,
+            d=shape.head_dim,
+            block_size=pool.block_size,
+            num_threads=torch.get_num_threads(),
+            scale=LOG2_E / math.sqrt(shape.head_dim),
         )
-        self._norm = weights.post_norm
-        output, gate_up, down = (linear.args for linear in self._linears)
-        self._finish = FinishArgs(
-            norm=self._norm.data_ptr(), output=output, gate_up=gate_up, down=down, eps=backend.config.rms_eps
-        )
+        self._kept: list[object] = []
+        self.x: torch.Tensor | None = None
+        if work.full is not None:
+            self.args.full, self.x = self._rows(work.full)
+            self.args.full_layers = self._addresses(backend.full, "layer {} is not held in full here")
+            q, attended = (torch.empty(len(self.x), shape.num_heads, shape.head_dim, dtype=backend.dtype) for _ in range(2))
+            self._kept += [q, attended]
+            self.args.q, self.args.attended = q.data_ptr(), attended.data_ptr()
+        if work.kv_only is not None:
+            self.args.kv, _ = self._rows(work.kv_only)
+            self.args.kv_layers = self._addresses(
+                backend.full | backend.kv_only, "the K/V projection of layer {} is not held here"
+            )
 
-    def project(self, x: torch.Tensor, rotation: Rotation, to: Destination) -> tuple[torch.Tensor, torch.Tensor | None]:
-        shape = self.backend.config.shape
-        q = torch.empty(x.shape[0], shape.num_heads, shape.head_dim, dtype=self.backend.dtype)
-        self._project.run(x, rotation, to, q)
-        return q, None
+    def layers(self, is_heard: Callable[[], bool]) -> Iterator[int]:
+        last = 2 * len(self._stage_layers)
+        for half in range(0, last, 2):
+            if not is_heard():
+                self._run(half, last)
+                return
+            self._run(half, half + 1)
+            yield self._stage_layers[half // 2]
+            self._run(half + 1, half + 2)
 
-    def finish(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        x = self.backend.checked(x)
-        out = torch.empty_like(x)
-        call = FinishArgs.from_buffer_copy(self._finish)
-        call.x, call.attended, call.out = x.data_ptr(), attended.data_ptr(), out.data_ptr()
-        call.rows, call.num_threads = x.shape[0], torch.get_num_threads()
-        self.backend.kernels.finish(self.backend.dtype, call)
-        return out
+    def _run(self, start: int, stop: int) -> None:
+        self._backend.kernels.run_stage(self._backend.dtype, self.args, start, stop)
+
+    def _addresses(self, held: Mapping[int, NativeLayer], complaint: str) -> int:
+        missing = [layer for layer in self._stage_layers if layer not in held]
+        if missing:
+            raise InternalError(complaint.format(missing[0]))
+        addresses = [ctypes.addressof(held[layer].args) for layer in self._stage_layers]
+        table = (ctypes.c_void_p * len(addresses))(*addresses)
+        self._kept.append(table)
+        return ctypes.addressof(table)
+
+    def _rows(self, rows: StageRows) -> tuple[RowsArgs, torch.Tensor]:
+        backend, group = self._backend, rows.group
+        x, cos, sin = backend.checked(rows.x), rows.rotation.cos.contiguous(), rows.rotation.sin.contiguous()
+        blocks, offsets = group.blocks.contiguous(), group.offsets.contiguous()
+        if blocks.shape != (len(self._stage_layers), len(x)) or len(offsets) != len(x) or cos.dtype is not torch.float32:
+            raise InternalError(f"{len(x)} rows of {len(self._stage_layers)} layers, but places {tuple(blocks.shape)}")
+        self._kept += [x, cos, sin, blocks, offsets]
+        args = RowsArgs(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), blocks.data_ptr(), offsets.data_ptr(), len(x))
+        return args, x
 
 
 class NativeLayers:
-    """The back end "native"; see LayerBackend. Raises KernelsUnavailable where there are no kernels."""
+    """See LayerBackend. Raises KernelsUnavailable where there are no kernels."""
 
     def __init__(self, config: DecoderConfig, dtype: torch.dtype) -> None:
         self.config = config
         self.dtype = dtype
         self.kernels: Kernels = kernels()
+        self.full: dict[int, NativeLayer] = {}
+        self.kv_only: dict[int, NativeLayer] = {}
 
     @property
     def rotation_dtype(self) -> torch.dtype:
         return torch.float32
 
-    def layer(self, weights: LayerWeights) -> NativeLayer:
-        return NativeLayer(self, weights)
+    def hold(self, layers: Mapping[int, LayerWeights], kv_only: Mapping[int, KvWeights]) -> None:
+        self.full |= {layer: NativeLayer(self.config, weights) for layer, weights in layers.items()}
+        self.kv_only |= {layer: NativeLayer(self.config, weights) for layer, weights in kv_only.items()}
 
-    def kv(self, weights: KvWeights) -> NativeKv:
-        return NativeKv(self, weights, PackedLinear(weights.kv_weight), 0)
-
-    def kv_of(self, layer: LayerRunner, weights: LayerWeights) -> NativeKv:
-        first = self.config.shape.num_heads * self.config.shape.head_dim
-        if isinstance(layer, NativeLayer) and first % PANEL == 0:
-            return NativeKv(self, weights.kv, layer.qkv.from_row(first), 0)
-        return self.kv(weights.kv)
+    def run(self, work: StageWork) -> NativeStage:
+        """The full rows' x is replaced in place."""
+        return NativeStage(self, work)
 
     def score(self, x: torch.Tensor, norm: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
         return self.kernels.score(self.checked(x), norm, head, self.config.rms_eps)

@@ -7,11 +7,11 @@ import torch
 
 from shoal.engine.kernels import Kernels, KernelsUnavailable
 from shoal.engine.kv_pool import KvPool
-from shoal.engine.layer_backend import Destination, LayerBackend
-from shoal.engine.native_attention import NativeAttention
+from shoal.engine.layer_backend import LayerBackend, StageRows, StageWork
 from shoal.engine.native_layers import NativeLayers
 from shoal.engine.query_runs import QueryRun, SlotGeometry
 from shoal.engine.rope import inverse_frequencies, rotation
+from shoal.engine.stages import RowGroup, Stage
 from shoal.engine.torch_attention import TorchAttention
 from shoal.engine.torch_layers import TorchLayers
 from shoal.engine.weights import LayerWeights
@@ -68,24 +68,22 @@ def check_native(library: Kernels, dtype: torch.dtype) -> None:
     )
     x, head = random(_NUM_ROWS, 64) * 8, random(50, 64)
     for rows in (1, _NUM_ROWS):
-        plain = _layer(TorchLayers(config, dtype), TorchAttention(), weights, x[:rows], head)
-        native = _layer(NativeLayers(config, dtype), NativeAttention(), weights, x[:rows], head)
+        plain = _layer(TorchLayers(config, dtype, TorchAttention()), weights, x[:rows], head)
+        native = _layer(NativeLayers(config, dtype), weights, x[:rows], head)
         worst = (plain - native).abs().max().item()
         if not worst <= _TOLERANCE[dtype]:
             raise KernelsUnavailable(f"the compiled kernels in {library.path} differ from torch by {worst:.2g} in {dtype}")
 
 
-def _layer(
-    layers: LayerBackend, attention: TorchAttention | NativeAttention, weights: LayerWeights, x: torch.Tensor, head: torch.Tensor
-) -> torch.Tensor:
+def _layer(layers: LayerBackend, weights: LayerWeights, x: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
     """One layer and the head over one prompt: scores [n, vocab]."""
     rows = len(x)
-    dtype = DType.BFLOAT16 if x.dtype is torch.bfloat16 else DType.FLOAT32
-    pool = KvPool(_SHAPE, 6, _BLOCK, dtype)
+    pool = KvPool(_SHAPE, 6, _BLOCK, DType.BFLOAT16 if x.dtype is torch.bfloat16 else DType.FLOAT32)
     slots = torch.arange(rows)
-    ids = np.arange(1, 6, dtype=np.int32).reshape(1, -1)
+    group = RowGroup(None, (slots // _BLOCK + 1).view(1, -1), slots % _BLOCK)
+    run = QueryRun(0, rows, 0, np.arange(1, 6, dtype=np.int32).reshape(1, -1), SlotGeometry())
     turn = rotation(slots, inverse_frequencies(_CONFIG.rope, _SHAPE.head_dim), layers.rotation_dtype)
-    runner = layers.layer(weights)
-    q, kv = runner.project(x, turn, Destination(pool, slots // _BLOCK + 1, slots % _BLOCK))
-    prepared = attention.prepare([QueryRun(0, rows, 0, ids, SlotGeometry())], None, _SHAPE, pool.rows, _BLOCK)
-    return layers.score(runner.finish(x, prepared.attend(q, kv, pool.rows, 0)), weights.post_norm, head)
+    layers.hold({0: weights}, {})
+    stage = layers.run(StageWork(Stage(range(1), group, None, (run,)), StageRows(group, x.clone(), turn), None, pool))
+    assert list(stage.layers(lambda: True)) == [0] and stage.x is not None
+    return layers.score(stage.x, weights.post_norm, head)

@@ -1,63 +1,84 @@
-"""Layers by torch's own operations. Knows weights and how layers.py uses them; works on every device and type."""
+"""Stages by torch's own operations and an attention back end. Knows weights and how layers.py uses them; runs everywhere."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
 
-from shoal.engine.layer_backend import Destination, LayerRunner
+from shoal.engine.attention import AttentionBackend, PreparedAttention
+from shoal.engine.layer_backend import StageWork
 from shoal.engine.layers import finish_layer, project_kv, project_qkv, rms_norm
-from shoal.engine.rope import Rotation
 from shoal.engine.weights import KvWeights, LayerWeights
+from shoal.errors import InternalError
 from shoal.model_files import DecoderConfig
 
 
-@dataclass(frozen=True, slots=True)
-class TorchLayer:
-    """See LayerRunner."""
+class TorchStage:
+    """See StageRun. Every layer is yielded."""
 
-    weights: LayerWeights
-    config: DecoderConfig
+    def __init__(self, backend: "TorchLayers", work: StageWork) -> None:
+        self._backend = backend
+        self._work = work
+        self._attentions: dict[int | None, PreparedAttention] = {}
+        self.x = None if work.full is None else work.full.x
 
-    def project(self, x: torch.Tensor, rotation: Rotation, to: Destination) -> tuple[torch.Tensor, torch.Tensor | None]:
-        q, kv = project_qkv(x, self.weights, self.config, rotation)
-        to.pool.write(kv, to.blocks, to.offsets)
-        return q, kv
+    def layers(self, is_heard: Callable[[], bool]) -> Iterator[int]:
+        backend, config = self._backend, self._backend.config
+        stage, full, kv_only, pool = self._work.stage, self._work.full, self._work.kv_only, self._work.pool
+        for index, layer in enumerate(stage.layers):
+            if kv_only is not None:
+                kv = project_kv(kv_only.x, backend.kv_weights(layer), config, kv_only.rotation)
+                pool.write(kv, kv_only.group.blocks[index], kv_only.group.offsets)
+            if full is not None and self.x is not None:
+                weights = backend.layer_weights(layer)
+                q, kv = project_qkv(self.x, weights, config, full.rotation)
+                pool.write(kv, full.group.blocks[index], full.group.offsets)
+            yield layer
+            if full is not None and self.x is not None:
+                attended = self._attention(layer).attend(q, kv, pool.rows, index)
+                self.x = finish_layer(self.x, attended, weights, config)
 
-    def finish(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        return finish_layer(x, attended, self.weights, self.config)
+    def _attention(self, layer: int) -> PreparedAttention:
+        shape, pool = self._backend.config.shape, self._work.pool
+        window = shape.window(layer)
+        if window not in self._attentions:
+            prepare = self._backend.attention.prepare
+            self._attentions[window] = prepare(self._work.stage.runs, window, shape, pool.rows, pool.block_size)
+        return self._attentions[window]
 
 
-@dataclass(frozen=True, slots=True)
-class TorchKv:
-    """See KvRunner."""
-
-    weights: KvWeights
-    config: DecoderConfig
-
-    def leave_kv(self, x: torch.Tensor, rotation: Rotation, to: Destination) -> None:
-        to.pool.write(project_kv(x, self.weights, self.config, rotation), to.blocks, to.offsets)
-
-
-@dataclass(frozen=True, slots=True)
 class TorchLayers:
-    """The back end "torch"; see LayerBackend."""
+    """See LayerBackend."""
 
-    config: DecoderConfig
-    dtype: torch.dtype
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, attention: AttentionBackend) -> None:
+        self.config = config
+        self.attention = attention
+        self._dtype = dtype
+        self._layers: dict[int, LayerWeights] = {}
+        self._kv: dict[int, KvWeights] = {}
 
     @property
     def rotation_dtype(self) -> torch.dtype:
-        return self.dtype
+        return self._dtype
 
-    def layer(self, weights: LayerWeights) -> TorchLayer:
-        return TorchLayer(weights, self.config)
+    def hold(self, layers: Mapping[int, LayerWeights], kv_only: Mapping[int, KvWeights]) -> None:
+        self._layers |= layers
+        self._kv |= {layer: weights.kv for layer, weights in layers.items()} | dict(kv_only)
 
-    def kv(self, weights: KvWeights) -> TorchKv:
-        return TorchKv(weights, self.config)
-
-    def kv_of(self, layer: LayerRunner, weights: LayerWeights) -> TorchKv:
-        return TorchKv(weights.kv, self.config)
+    def run(self, work: StageWork) -> TorchStage:
+        return TorchStage(self, work)
 
     def score(self, x: torch.Tensor, norm: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
         return F.linear(rms_norm(x, norm, self.config.rms_eps), head).to(torch.float32)
+
+    def layer_weights(self, layer: int) -> LayerWeights:
+        """Raises InternalError for a layer that is not held in full."""
+        if layer not in self._layers:
+            raise InternalError(f"layer {layer} is not held in full here")
+        return self._layers[layer]
+
+    def kv_weights(self, layer: int) -> KvWeights:
+        """Raises InternalError for a layer whose K/V projection is not held."""
+        if layer not in self._kv:
+            raise InternalError(f"the K/V projection of layer {layer} is not held here")
+        return self._kv[layer]

@@ -35,7 +35,7 @@ class BlockPool:
             raise InternalError(f"asked for {count} KV blocks")
         if count > self._num_free:
             raise CapacityExceeded(f"{count} KV blocks needed, {self._num_free} of {self.num_blocks} free; retry later")
-        ids = self._free[self._num_free - count : self._num_free].copy()
+        ids = self._free[self._num_free - count : self._num_free][::-1].copy()  # rising: neighbours in memory, in reading order
         self._num_free -= count
         self._owners[ids] = 1
         return ids

@@ -9,7 +9,7 @@ import torch
 
 from shoal.engine.kernels.build import BuildFailed, build
 from shoal.engine.kernels.cpu import has_amx, missing_features
-from shoal.engine.kernels.structures import FinishArgs, ProjectArgs
+from shoal.engine.kernels.structures import StageArgs
 
 
 class KernelsUnavailable(Exception):
@@ -42,13 +42,9 @@ class Kernels:
         is_bf16 = q.dtype is torch.bfloat16
         self.library.shoal_attend(is_bf16, q.data_ptr(), out.data_ptr(), pool.data_ptr(), runs, sizes, scale)
 
-    def project(self, dtype: torch.dtype, call: ProjectArgs) -> None:
-        """First half of a layer."""
-        self.library.shoal_project(dtype is torch.bfloat16, ctypes.byref(call))
-
-    def finish(self, dtype: torch.dtype, call: FinishArgs) -> None:
-        """Second half of a layer."""
-        self.library.shoal_finish(dtype is torch.bfloat16, ctypes.byref(call))
+    def run_stage(self, dtype: torch.dtype, stage: StageArgs, start: int, stop: int) -> None:
+        """Half steps of a stage, as layer.cpp's run_stage counts them."""
+        self.library.shoal_run_stage(dtype is torch.bfloat16, ctypes.byref(stage), start, stop)
 
     def score(self, x: torch.Tensor, norm: torch.Tensor, head: torch.Tensor, eps: float) -> torch.Tensor:
         """Final norm and head: x [n, h] and head [vocab, h] → [n, vocab] float32."""
@@ -78,9 +74,8 @@ def kernels() -> Kernels:
     pointer = ctypes.c_void_p
     library.shoal_attend.argtypes = [ctypes.c_int, pointer, pointer, pointer, pointer, pointer, ctypes.c_float]
     library.shoal_score.argtypes = [ctypes.c_int, pointer, pointer, pointer, pointer, pointer, ctypes.c_float]
-    library.shoal_project.argtypes = [ctypes.c_int, pointer]
-    library.shoal_finish.argtypes = [ctypes.c_int, pointer]
-    for function in (library.shoal_attend, library.shoal_score, library.shoal_project, library.shoal_finish):
+    library.shoal_run_stage.argtypes = [ctypes.c_int, pointer, ctypes.c_int64, ctypes.c_int64]
+    for function in (library.shoal_attend, library.shoal_score, library.shoal_run_stage):
         function.restype = None
     loaded = Kernels(library, path, has_amx() and hasattr(library, "shoal_use_brgemm"))
     loaded.use_brgemm(loaded.uses_amx)

@@ -34,3 +34,28 @@ class FinishArgs(ctypes.Structure):
         ("num_threads", _INT),
         ("eps", ctypes.c_double),
     )
+
+
+class LayerArgs(ctypes.Structure):
+    """struct Layer."""
+
+    _fields_ = (("project", ProjectArgs), ("kv", ProjectArgs), ("finish", FinishArgs))
+
+
+class RowsArgs(ctypes.Structure):
+    """struct Rows."""
+
+    _fields_ = (*((name, _POINTER) for name in ("x", "cos", "sin", "blocks", "offsets")), ("rows", _INT))
+
+
+class StageArgs(ctypes.Structure):
+    """struct Stage."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("full_layers", "kv_layers", "windows")),
+        ("full", RowsArgs),
+        ("kv", RowsArgs),
+        *((name, _POINTER) for name in ("q", "attended", "pool", "runs")),
+        *((name, _INT) for name in ("num_runs", "heads", "kv_heads", "d", "block_size", "num_threads")),
+        ("scale", ctypes.c_double),
+    )

@@ -11,10 +11,12 @@ import torch
 from shoal.engine.attention import attention_backend
 from shoal.engine.kernels import kernels
 from shoal.engine.kv_pool import KvPool
-from shoal.engine.layer_backend import Destination, LayerBackend
+from shoal.engine.layer_backend import LayerBackend, StageRows, StageWork
 from shoal.engine.native_layers import NativeLayers
 from shoal.engine.query_runs import QueryRun, SlotGeometry, visible
 from shoal.engine.rope import inverse_frequencies, rotation
+from shoal.engine.stages import RowGroup, Stage
+from shoal.engine.torch_attention import TorchAttention
 from shoal.engine.torch_layers import TorchLayers
 from shoal.engine.weights import LayerWeights
 from shoal.model_files import DecoderConfig, RopeConfig
@@ -157,27 +159,34 @@ def test_layer(
     norms: bool,
     num_rows: int,
 ) -> None:
-    """q, K and V in the pool, K and V alone, the second half and the scores: each against torch in float32."""
+    """A whole layer, its K and V in the pool, K and V alone, and the scores: each against torch in float32."""
     dims = shape(heads, kv_heads, head_dim, hidden, ffn)
     settings = config(dims, bias, norms)
     torch.manual_seed(num_rows)
     native = NativeLayers(settings, DTYPES[dtype])
-    plain = TorchLayers(settings, torch.float32)
+    plain = TorchLayers(settings, torch.float32, TorchAttention())
     weights = cast(random_weights(dims, bias, norms), DTYPES[dtype])
-    x, attended = torch.randn(num_rows, hidden).to(native.dtype), torch.randn(num_rows, heads, head_dim).to(native.dtype)
+    x = torch.randn(num_rows, hidden).to(native.dtype)
     head, final = torch.randn(41, hidden).to(native.dtype), (torch.rand(hidden) + 0.5).to(native.dtype)
 
     def everything(layers: LayerBackend, own: LayerWeights, own_type: DType) -> list[torch.Tensor]:
-        like = own.input_norm
-        pools = [KvPool(dims, num_rows // 4 + 2, 4, own_type) for _ in range(2)]
-        places = [Destination(pool, torch.arange(num_rows) // 4 + 1, torch.arange(num_rows) % 4) for pool in pools]
-        turn = rotation(torch.arange(num_rows), inverse_frequencies(settings.rope, head_dim), layers.rotation_dtype)
-        runner = layers.layer(own)
-        q, _ = runner.project(x.to(like), turn, places[0])
-        layers.kv_of(runner, own).leave_kv(x.to(like), turn, places[1])
-        done = runner.finish(x.to(like), attended.to(like))
+        like, pools = own.input_norm, [KvPool(dims, num_rows // 4 + 2, 4, own_type) for _ in range(2)]
+        slots = torch.arange(num_rows)
+        group = RowGroup(None, (slots // 4 + 1).view(1, -1), slots % 4)
+        ids = np.arange(1, num_rows // 4 + 2, dtype=np.int32).reshape(1, -1)
+        turn = rotation(slots, inverse_frequencies(settings.rope, head_dim), layers.rotation_dtype)
+        layers.hold({0: own}, {1: own.kv})
+        rows = StageRows(group, x.to(like), turn)
+        full = Stage(range(1), group, None, (QueryRun(0, num_rows, 0, ids, SlotGeometry()),))
+        done = layers.run(StageWork(full, StageRows(group, x.to(like, copy=True), turn), None, pools[0]))
+        assert list(done.layers(lambda: False)) in ([], [0])
+        for pool, layer in ((pools[1], 0), (KvPool(dims, num_rows // 4 + 2, 4, own_type), 1)):
+            kv_only = layers.run(StageWork(Stage(range(layer, layer + 1), None, group, ()), None, rows, pool))
+            assert list(kv_only.layers(lambda: True)) == [layer]
+            assert torch.equal(pool.data, pools[1].data)
         scores = layers.score(x.to(like), final.to(like), head.to(like))
-        return [q, pools[0].data, pools[1].data, done, scores / hidden**0.5]
+        assert done.x is not None
+        return [pools[0].data, pools[1].data, done.x, scores / hidden**0.5]
 
     expected = everything(plain, cast(weights, torch.float32), DType.FLOAT32)
     for own, other in zip(everything(native, weights, dtype), expected, strict=True):

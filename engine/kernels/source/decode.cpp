@@ -7,7 +7,7 @@
 namespace shoal {
 namespace {
 
-constexpr long kChunk = 64;  // slots whose scores are held at once
+constexpr long kChunk = 128;  // slots whose scores are held at once
 constexpr int kHeadsAtOnce = 4;
 
 struct Part {
@@ -66,6 +66,23 @@ struct Kernel {
     state.best = top;
     state.sum = state.sum * factor + _mm512_reduce_add_ps(sum);
     return factor;
+  }
+
+  // Touch one of kv_heads shares of the next chunk, in the order of memory: the processor's own prefetcher then runs ahead, and
+  // only it keeps enough requests under way. (Prefetch instructions do not wake it.) What is read is not used.
+  void fetch(const T* const* keys, long count, long share) const {
+    const long planes = 2 * call.kv_heads, lines = 64 / (long)sizeof(T);
+    long num_pieces = 0, starts[kChunk + 1];
+    for (long i = 0; i < count; ++i) {
+      if (i == 0 || keys[i] != keys[i - 1] + call.d) starts[num_pieces++] = i;
+    }
+    starts[num_pieces] = count;
+    const long total = num_pieces * planes;
+    for (long p = share * total / call.kv_heads; p < (share + 1) * total / call.kv_heads; ++p) {
+      const long piece = p / planes, length = (starts[piece + 1] - starts[piece]) * call.d;
+      const T* from = keys[starts[piece]] + p % planes * call.head_stride();
+      for (long at = 0; at < length; at += lines) (void)*reinterpret_cast<const volatile char*>(from + at);
+    }
   }
 
   template <int H>
@@ -137,12 +154,7 @@ struct Kernel {
       const long next = find(std::min(at + kChunk, part.last), keys[turn ^ 1]);
       for (long kv = 0; kv < call.kv_heads; ++kv) {
         const long offset = kv * call.head_stride();
-        for (long i = 0; i < next; ++i) {  // the next chunk comes while this one is computed
-          for (long line = 0; line < call.d; line += 64 / (long)sizeof(T)) {
-            _mm_prefetch(reinterpret_cast<const char*>(keys[turn ^ 1][i] + offset + line), _MM_HINT_T1);
-            _mm_prefetch(reinterpret_cast<const char*>(keys[turn ^ 1][i] + offset + value + line), _MM_HINT_T1);
-          }
-        }
+        fetch(keys[turn ^ 1], next, kv);
         for (long done = 0; done < group; done += kHeadsAtOnce) {
           const long some = std::min((long)kHeadsAtOnce, group - done), head = kv * group + done;
           float factors[kHeadsAtOnce];

@@ -159,16 +159,38 @@ void finish(const Finish& f) {
   }
 }
 
+
+template <class T>
+void project_rows(const Stage& stage, Project call, const Rows& rows, long layer, void* q) {
+  call.x = rows.x, call.cos = rows.cos, call.sin = rows.sin, call.rows = rows.rows;
+  call.blocks = rows.blocks + layer * rows.rows, call.offsets = rows.offsets;
+  call.q = q, call.pool = stage.pool, call.block_size = stage.block_size, call.num_threads = stage.num_threads;
+  project<T>(call);
+}
+
+// Half steps [from, to): 2·i writes K and V of layer i, 2·i + 1 is its attention and everything behind.
+template <class T>
+void run_stage(const Stage& stage, long from, long to) {
+  for (long half = from; half < to; ++half) {
+    const long layer = half / 2;
+    if (half % 2 == 0) {
+      if (stage.kv_layers) project_rows<T>(stage, stage.kv_layers[layer]->kv, stage.kv, layer, nullptr);
+      if (stage.full_layers) project_rows<T>(stage, stage.full_layers[layer]->project, stage.full, layer, stage.q);
+    } else if (stage.full_layers) {
+      attend(Attention<T>{static_cast<const T*>(stage.q), static_cast<T*>(stage.attended), static_cast<const T*>(stage.pool), stage.runs,
+                          stage.num_runs, layer, stage.windows[layer], stage.heads, stage.kv_heads, stage.d, stage.block_size,
+                          (int)stage.num_threads, stage.heads * stage.d, (float)stage.scale});
+      Finish call = stage.full_layers[layer]->finish;
+      call.x = call.out = stage.full.x, call.attended = stage.attended, call.rows = stage.full.rows;
+      call.num_threads = stage.num_threads;
+      finish<T>(call);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace shoal
 
-extern "C" {
-
-void shoal_project(int is_bf16, const shoal::Project* call) {
-  is_bf16 ? shoal::project<shoal::bf16>(*call) : shoal::project<float>(*call);
-}
-
-void shoal_finish(int is_bf16, const shoal::Finish* call) {
-  is_bf16 ? shoal::finish<shoal::bf16>(*call) : shoal::finish<float>(*call);
-}
+extern "C" void shoal_run_stage(int is_bf16, const shoal::Stage* stage, int64_t from, int64_t to) {
+  is_bf16 ? shoal::run_stage<shoal::bf16>(*stage, from, to) : shoal::run_stage<float>(*stage, from, to);
 }

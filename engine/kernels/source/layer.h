@@ -39,6 +39,32 @@ struct Finish {
   double eps;
 };
 
+// What one layer holds; `project` without its rows, addresses of rows and places. Of a layer held for K and V alone only kv.
+struct Layer {
+  Project project, kv;
+  Finish finish;
+};
+
+// Some rows, and where their K and V go.
+struct Rows {
+  void* x;                          // [rows, hidden]; full rows: replaced by the layers' output
+  const float *cos, *sin;           // [rows, d / 2]
+  const int64_t *blocks, *offsets;  // [layers, rows], [rows]
+  int64_t rows;
+};
+
+// Consecutive layers with the same active rows (stages.py): `full` rows run everything, `kv` rows only leave K and V.
+struct Stage {
+  const Layer* const* full_layers;  // [layers], or null
+  const Layer* const* kv_layers;    // the same
+  const int64_t* windows;           // [layers], 0 = none
+  Rows full, kv;
+  void *q, *attended, *pool;  // of the full rows; KvPool.data
+  const Run* runs;
+  int64_t num_runs, heads, kv_heads, d, block_size, num_threads;
+  double scale;  // of scores, times log2 e
+};
+
 template <class T>
 inline float norm_factor(const T* x, long n, float eps) {
   __m512 sum = _mm512_setzero_ps();

@@ -87,5 +87,7 @@ template <class T>
 void attend_few_rows(const Attention<T>& call, const std::vector<long>& runs);
 template <class T>
 void attend_many_rows(const Attention<T>& call, long run);
+template <class T>
+void attend(const Attention<T>& call);  // picks one of them for each run
 
 }  // namespace shoal

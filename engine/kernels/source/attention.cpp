@@ -1,4 +1,4 @@
-// The C interface that Python calls. Knows addresses and sizes; checks nothing (native.py does).
+// Attention of a mix of runs, and its C interface. Knows which kernel suits which run.
 #include "gemm.h"
 #include "paged.h"
 
@@ -6,8 +6,6 @@ namespace shoal {
 
 Brgemm brgemm_bf16 = nullptr;
 void (*brgemm_release)() = nullptr;
-
-namespace {
 
 constexpr long kFewRows = 6;  // (row, head) pairs of one K/V head: below, packing K and V costs more than it saves
 
@@ -24,7 +22,9 @@ void attend(const Attention<T>& call) {
   }
 }
 
-}  // namespace
+template void attend(const Attention<float>&);
+template void attend(const Attention<bf16>&);
+
 }  // namespace shoal
 
 extern "C" {
