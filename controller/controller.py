@@ -18,7 +18,7 @@ from shoal.controller.ray_cluster import ActorHandle, ActorResources, RayCluster
 from shoal.controller.servicer import ControllerServicer
 from shoal.errors import Unavailable
 from shoal.pb.internal.v1 import controller_pb2, controller_pb2_grpc, worker_pb2
-from shoal.rpc import Address, RpcServer
+from shoal.rpc import Address, ClusterLink
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,8 @@ class Controller:
         self._events = events
         self._policy = policy or RestartPolicy()
         self.board = EndpointBoard()
-        self._server = RpcServer()
+        self._link = ClusterLink(config.cluster)
+        self._server = self._link.server()
         self._server.add(
             controller_pb2_grpc.add_ControllerServicer_to_server,
             ControllerServicer(self.board),
@@ -100,6 +101,7 @@ class Controller:
             policy=self._policy,
             start_timeout_s=self._config.start_timeout_s,
             hang_timeout_s=self._config.hang_timeout_s,
+            link=self._link,
         )
 
     def _spawn(self, name: ActorName) -> ActorHandle:

@@ -7,19 +7,19 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from shoal.rpc import open_channel
+from shoal.rpc import ClusterLink
 
 _log = logging.getLogger(__name__)
 
 
-async def wait_until_ill(address: str, patience_s: float) -> str:
+async def wait_until_ill(address: str, patience_s: float, link: ClusterLink | None = None) -> str:
     """Ask for health a few times within `patience_s`; return, in words, once SERVING has not been heard for so long.
 
     For workers that have been SERVING: a full one still is, and one that drains is no longer watched.
     """
     loop = asyncio.get_running_loop()
     interval_s = patience_s / 4
-    async with open_channel(address) as channel:
+    async with (link or ClusterLink()).open_channel(address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         well_at, heard = loop.time(), "no answer to a health check"
         while loop.time() - well_at < patience_s:

@@ -19,6 +19,7 @@ from shoal.controller.ray_cluster import ActorHandle
 from shoal.errors import DeadlineExceeded, InternalError, ShoalError, Unavailable
 from shoal.metrics import counter
 from shoal.pb.internal.v1 import worker_pb2
+from shoal.rpc import ClusterLink
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class SlotKeeper:
         policy: RestartPolicy,
         start_timeout_s: float,
         hang_timeout_s: float,
+        link: ClusterLink | None = None,
     ) -> None:
         self.slot = slot
         self.handle: ActorHandle | None = None
@@ -55,6 +57,7 @@ class SlotKeeper:
         self._policy = policy
         self._start_timeout_s = start_timeout_s
         self._hang_timeout_s = hang_timeout_s
+        self._link = link or ClusterLink()
 
     def adopt(self, handle: ActorHandle, description: worker_pb2.WorkerDescription) -> None:
         """Take over an actor that an earlier controller left running. Call before `run`."""
@@ -131,7 +134,7 @@ class SlotKeeper:
         assert self.handle is not None
         watches = (
             asyncio.create_task(self.handle.wait_for_death()),
-            asyncio.create_task(wait_until_ill(self._address, self._hang_timeout_s)),
+            asyncio.create_task(wait_until_ill(self._address, self._hang_timeout_s, self._link)),
         )
         try:
             done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)

@@ -30,7 +30,7 @@ from shoal.kv_transfer.wire import fingerprint_to_pb
 from shoal.model_files import ModelFiles, load_tokenizer
 from shoal.pb.internal.v1 import transfer_pb2, transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
 from shoal.pb.v1 import shoal_pb2
-from shoal.rpc import Address, RpcServer
+from shoal.rpc import Address, ClusterLink
 from shoal.types import ModelShape
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,8 @@ class DecodeWorker:
 
     async def start(self) -> str:
         """Listen, load, serve. Returns host:port. Raises InvalidConfig when the configuration cannot work."""
-        config, server = self.config, RpcServer()
+        config, link = self.config, ClusterLink(self.config.cluster)
+        server = link.server()
         self._server = server
         self._model: ModelFiles = await asyncio.to_thread(open_for, config)
         self._fingerprint = fingerprint_of(self._model, config)

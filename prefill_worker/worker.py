@@ -28,7 +28,7 @@ from shoal.prefill_worker.servicer import PrefillServicer
 from shoal.prefill_worker.spec import read_spec
 from shoal.prefill_worker.step_loop import PrefillStepLoop
 from shoal.prefill_worker.task import PrefillTask
-from shoal.rpc import Address, RpcServer
+from shoal.rpc import Address, ClusterLink
 from shoal.types import ModelShape
 
 _log = logging.getLogger(__name__)
@@ -56,7 +56,8 @@ class PrefillWorker:
 
     async def start(self) -> str:
         """Listen, load, serve. Returns host:port. Raises InvalidConfig when the configuration cannot work."""
-        config, server = self.config, RpcServer()
+        config, link = self.config, ClusterLink(self.config.cluster)
+        server = link.server()
         self._server = server
         self._model: ModelFiles = await asyncio.to_thread(open_for, config)
         self._fingerprint = fingerprint_of(self._model, config)
@@ -66,6 +67,7 @@ class PrefillWorker:
             fingerprint=self._fingerprint,
             config=config.transfer,
             faults=self._faults,
+            connect=link.open_channel,
         )
         service = worker_pb2.DESCRIPTOR.services_by_name["PrefillWorker"]
         server.add(worker_pb2_grpc.add_PrefillWorkerServicer_to_server, PrefillServicer(self), service)

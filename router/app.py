@@ -22,8 +22,9 @@ from shoal.router.service import Parts, RouterService
 from shoal.router.servicer import ShoalServicer
 from shoal.router.text import PromptEncoder
 from shoal.router.validation import RequestLimits
-from shoal.rpc import Address, RpcServer, serve_metrics
+from shoal.rpc import Address, ClusterLink, RpcServer, serve_metrics
 from shoal.rpc.metrics_http import MetricsServer
+from shoal.rpc.tls import http_context, server_credentials
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +51,9 @@ class Router:
         )
         self._constraints = ConstraintVetter(config.model)
         self._changed = asyncio.Event()
-        self.registry = Registry(revision=model.revision, on_change=self._changed.set)
+        self.has_served = asyncio.Event()  # set for good once requests can be served
+        link = ClusterLink(config.cluster)
+        self.registry = Registry(revision=model.revision, on_change=self._changed.set, link=link)
         parts = Parts(
             config=config,
             model=model,
@@ -59,11 +62,13 @@ class Router:
             dispatcher=Dispatcher(self.registry, shape, max_retries=config.max_retries),
             registry=self.registry,
         )
-        self._endpoints = endpoints or _endpoint_source(config)
+        self._endpoints = endpoints or _endpoint_source(config, link)
         self.service = RouterService(parts, time.monotonic)
-        self._server = RpcServer()
+        self._server = RpcServer(credentials=server_credentials(config.tls))
         self.http_address: Address | None = None
-        self._http = HttpServer(http_app(self.service, config)) if config.http_listen is not None else None
+        self._http = (
+            HttpServer(http_app(self.service, config), http_context(config.tls)) if config.http_listen is not None else None
+        )
         self._metrics: MetricsServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -97,7 +102,7 @@ class Router:
             self.http_address = await self._http.start(listen, allow_wildcard=allow_wildcard)
             if self._http.task is not None:
                 self._tasks.append(self._http.task)
-            _log.info("OpenAI's API at http://%s/v1", self.http_address)
+            _log.info("OpenAI's API at %s://%s/v1", "https" if self.config.tls.is_on else "http", self.http_address)
 
     async def _stop_servers(self, grace_s: float) -> None:
         self.service.drain()
@@ -132,6 +137,8 @@ class Router:
                 serving = now
                 _log.info("%s", "serving" if serving else "not serving: no ready pair of prefill and decode workers")
                 await self._server.set_serving(serving)
+                if serving:
+                    self.has_served.set()
             await self._changed.wait()
 
     async def __aenter__(self) -> Self:
@@ -141,7 +148,7 @@ class Router:
         await self.stop()
 
 
-def _endpoint_source(config: RouterConfig) -> EndpointSource:
+def _endpoint_source(config: RouterConfig, link: ClusterLink) -> EndpointSource:
     if config.controller is not None:
-        return ControllerEndpoints(config.controller, router_id=f"router-{secrets.token_hex(4)}")
-    return StaticEndpoints(config.workers)
+        return ControllerEndpoints(config.controller, router_id=f"router-{secrets.token_hex(4)}", link=link)
+    return StaticEndpoints(config.workers, link=link)

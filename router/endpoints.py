@@ -12,7 +12,7 @@ from shoal.errors import InvalidConfig
 from shoal.pb.internal.v1 import controller_pb2, controller_pb2_grpc, worker_pb2, worker_pb2_grpc
 from shoal.router.instruments import WATCH_RECONNECTS
 from shoal.router.worker import DECODE, PREFILL
-from shoal.rpc import Address, error_from_rpc, open_channel
+from shoal.rpc import Address, ClusterLink, error_from_rpc
 
 _log = logging.getLogger(__name__)
 _FIRST_DELAY_S: Final = 0.1
@@ -29,14 +29,15 @@ class EndpointSource(Protocol):
 class ControllerEndpoints:
     """Follows one controller. While it is away nothing is yielded, so the last list stays in force."""
 
-    def __init__(self, address: str, router_id: str, rng: random.Random | None = None) -> None:
+    def __init__(self, address: str, router_id: str, rng: random.Random | None = None, link: ClusterLink | None = None) -> None:
         self._address = str(Address.parse(address, "the controller's address"))
         self._router_id = router_id
         self._rng = rng or random.Random()
+        self._link = link or ClusterLink()
 
     async def lists(self) -> AsyncIterator[controller_pb2.Endpoints]:
         delay_s = _FIRST_DELAY_S
-        async with open_channel(self._address) as channel:
+        async with self._link.open_channel(self._address) as channel:
             stub = controller_pb2_grpc.ControllerStub(channel)
             while True:
                 reason = "it ended the stream"
@@ -55,8 +56,9 @@ class ControllerEndpoints:
 class StaticEndpoints:
     """A fixed list of `pool=host:port`, each described by the worker itself; a worker that does not answer is not listed."""
 
-    def __init__(self, workers: Sequence[str], interval_s: float = _STATIC_INTERVAL_S) -> None:
+    def __init__(self, workers: Sequence[str], interval_s: float = _STATIC_INTERVAL_S, link: ClusterLink | None = None) -> None:
         """Raises InvalidConfig that shows the form."""
+        self._link = link or ClusterLink()
         self._interval_s = interval_s
         self._workers: list[tuple[str, str]] = []
         for text in workers:
@@ -66,7 +68,7 @@ class StaticEndpoints:
             self._workers.append((pool, str(Address.parse(address, "worker"))))
 
     async def lists(self) -> AsyncIterator[controller_pb2.Endpoints]:
-        channels = {address: open_channel(address) for _, address in self._workers}
+        channels = {address: self._link.open_channel(address) for _, address in self._workers}
         last: list[controller_pb2.Endpoint] | None = None
         version = 0
         try:

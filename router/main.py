@@ -4,14 +4,18 @@ import asyncio
 import logging
 import signal
 import sys
+from typing import Any, Final
 
 import click
 import uvloop
 
 from shoal.config.router import RouterConfig
+from shoal.config.tls import ClusterConfig, TlsConfig
 from shoal.errors import InvalidRequest, ShoalError
 from shoal.router.app import Router
 from shoal.visibility import Visibility
+
+SERVING: Final = "router can serve"  # printed once, for whoever started this process
 
 
 @click.command(name="router", context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -32,19 +36,31 @@ from shoal.visibility import Visibility
 @click.option("--drain-s", default=30.0, help="How long running requests may go on after SIGTERM.")
 @click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics at http://HOST:PORT/metrics.")
 @click.option("--allow-wildcard", is_flag=True, help="Permit addresses that listen on every interface.")
+@click.option("--tls-cert", default="", metavar="PEM", help="TLS on both doors: the router's certificate, with its chain.")
+@click.option("--tls-key", default="", metavar="PEM", help="The key of --tls-cert.")
+@click.option("--tls-ca", default="", metavar="PEM", help="Who signs clients' certificates.")
+@click.option("--tls-require-client-cert", is_flag=True, help="Answer only clients with a certificate from --tls-ca.")
+@click.option("--cluster-secret-file", default="", metavar="FILE", help="What the cluster's processes know each other by.")
+@click.option("--cluster-tls-cert", default="", metavar="PEM", help="Mutual TLS to workers and controller: our certificate.")
+@click.option("--cluster-tls-key", default="", metavar="PEM", help="The key of --cluster-tls-cert.")
+@click.option("--cluster-tls-ca", default="", metavar="PEM", help="The cluster's own CA.")
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
-def command(visibilities: str, flush_ms: float, http_max_body_mb: float, log_level: str, **settings: object) -> None:
+def command(visibilities: str, flush_ms: float, http_max_body_mb: float, log_level: str, **settings: Any) -> None:
     """Serve Shoal's public APIs over a pool of prefill and decode workers.
 
     SIGTERM and Ctrl-C: health says NOT_SERVING, running requests finish (up to --drain-s), then the process ends.
     """
     logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
+        tls = TlsConfig(*(settings.pop(f"tls_{name}") for name in ("cert", "key", "ca", "require_client_cert")))
+        cluster = ClusterConfig(*(settings.pop(f"cluster_{n}") for n in ("secret_file", "tls_cert", "tls_key", "tls_ca")))
         config = RouterConfig(
             visibilities=parse_visibilities(visibilities),
             flush_s=flush_ms / 1e3,
             http_max_body_bytes=int(http_max_body_mb * 1e6),
-            **settings,  # type: ignore[arg-type]  # click has parsed each by its own type
+            tls=tls,
+            cluster=cluster,
+            **settings,
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run(config))
@@ -72,10 +88,16 @@ async def run(config: RouterConfig) -> None:
     if router.http_address is not None:
         print(f"router serving HTTP on {router.http_address}", flush=True)
     print(f"router listening on {address}", flush=True)
+    telling = asyncio.create_task(_tell_serving(router))
     waits = {asyncio.create_task(stopping.wait()), asyncio.create_task(router.failed())}
     done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for task in pending:
+    for task in (*pending, telling):
         task.cancel()
     await router.stop(config.drain_s if stopping.is_set() else 0.0)
     for task in done:
         task.result()
+
+
+async def _tell_serving(router: Router) -> None:
+    await router.has_served.wait()
+    print(SERVING, flush=True)

@@ -13,7 +13,7 @@ from shoal.placement.balance import WorkerLoadView
 from shoal.router.endpoints import EndpointSource
 from shoal.router.instruments import READY_WORKERS
 from shoal.router.worker import DECODE, PREFILL, Worker
-from shoal.rpc import open_channel
+from shoal.rpc import ClusterLink
 
 _log = logging.getLogger(__name__)
 _REPORT_TIMEOUT_S = 1.0
@@ -22,7 +22,8 @@ _REPORT_TIMEOUT_S = 1.0
 class Registry:
     """Known workers by (id, epoch). `on_change` runs after each new list."""
 
-    def __init__(self, *, revision: str, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, *, revision: str, on_change: Callable[[], None] = lambda: None, link: ClusterLink | None = None) -> None:
+        self._link = link or ClusterLink()
         self._revision = revision  # of the model whose tokenizer this router uses
         self._on_change = on_change
         self._workers: dict[tuple[str, int], Worker] = {}
@@ -87,7 +88,7 @@ class Registry:
             )  # fmt: skip
             return None
         try:
-            return Worker(description, open_channel(description.address))
+            return Worker(description, self._link.open_channel(description.address))
         except ShoalError as error:
             self._refused.add(key)
             _log.warning("%s worker %s cannot be used: %s", description.pool, description.worker_id, error)

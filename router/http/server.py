@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,11 +28,13 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """`start` binds and returns; `stop` lets running requests finish for a while."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, tls: ssl.SSLContext | None = None) -> None:
         config = uvicorn.Config(
             app, loop="none", http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
             server_header=False, proxy_headers=False, timeout_keep_alive=75,
         )  # fmt: skip
+        config.load()
+        config.ssl = tls
         self._server = _Server(config)
         self.task: asyncio.Task[None] | None = None  # ends with the server, whatever ended it
 

@@ -120,7 +120,8 @@ def start_serve(arguments: list[str], log: Path, environment: dict[str, str] | N
     """Start and wait for the ready line."""
     address = f"127.0.0.1:{free_port('127.0.0.1')}"
     with log.open("w") as stream:
-        process = spawn_serve(["--listen", address, *arguments], stream, environment)
+        own_state = {"XDG_STATE_HOME": str(log.parent)}  # where secrets are kept
+        process = spawn_serve(["--listen", address, *arguments], stream, own_state | (environment or {}))
     cluster = Cluster(process, address, log)
     ready = threading.Event()
 

@@ -6,14 +6,15 @@ from typing import Any
 import click
 
 from shoal.cli.failure import told_in_one_line
+from shoal.cli.server_options import Server, server_options
 from shoal.cli.stats import print_stats
-from shoal.client import Chunk, Client, Completion, Sampling
+from shoal.client import Chunk, Completion, Sampling
 from shoal.errors import InvalidRequest
 
 
 @click.command()
 @click.argument("prompt", required=False)
-@click.option("--address", "-a", default="127.0.0.1:50051", show_default=True, metavar="HOST:PORT", help="The router.")
+@server_options
 @click.option("--visibility", "-v", metavar="TEXT", help="full, speed:22, pop:20, …; default: the server's first.")
 @click.option("--system", metavar="TEXT", help="A system message before the prompt.")
 @click.option("--raw", is_flag=True, help="Send the prompt as it is, without the chat template.")
@@ -29,7 +30,7 @@ from shoal.errors import InvalidRequest
 @click.option("--stats", is_flag=True, help="Show times, bytes on the wire and KV held.")
 def generate(
     prompt: str | None,
-    address: str,
+    server: Server,
     visibility: str | None,
     system: str | None,
     raw: bool,
@@ -53,7 +54,7 @@ def generate(
             raise InvalidRequest("give either a prompt or --token-ids, not both")
         if prompt is None and token_ids is None:
             raise InvalidRequest('give a prompt, as in: shoal generate "Why do fish swim in shoals?"')
-        with Client(address) as client:
+        with server.connect() as client:
             events = client.generate(
                 prompt,
                 system=system,

@@ -7,18 +7,17 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.cli.failure import told_in_one_line
-from shoal.client import Client
+from shoal.cli.server_options import Server, server_options
 
 _WIDTH_WHEN_PIPED: Final = 120
-_ADDRESS = click.option("--address", "-a", default="127.0.0.1:50051", show_default=True, metavar="HOST:PORT", help="The router.")
 
 
 @click.command()
-@_ADDRESS
-def info(address: str) -> None:
+@server_options
+def info(server: Server) -> None:
     """Show the served model, what requests may ask for, and the workers behind the router."""
-    with told_in_one_line(), Client(address) as client:
-        model, server = client.model_info(), client.server_info()
+    with told_in_one_line(), server.connect() as client:
+        model, told = client.model_info(), client.server_info()
         facts = Table(show_header=False, box=None)
         facts.add_column(style="bold")
         facts.add_row("model", f"{model.served_model_name} ({model.model_type}, {model.num_layers} layers, {model.dtype})")
@@ -27,26 +26,24 @@ def info(address: str) -> None:
         facts.add_row("context", f"{model.max_context_length} tokens, prompt and answer together")
         facts.add_row("visibilities", ", ".join(model.allowed_visibilities) + "  (the first is the default)")
         facts.add_row("boundary", f"at most {model.max_boundary_tokens} tokens")
-        facts.add_row(
-            "server", f"shoal {server.version}, up {server.uptime_seconds:.0f} s, {server.active_requests} requests running"
-        )
+        facts.add_row("server", f"shoal {told.version}, up {told.uptime_seconds:.0f} s, {told.active_requests} requests running")
         workers = Table("worker", "pool", "state", "address", "epoch", box=None)
-        for worker in server.workers:
+        for worker in told.workers:
             workers.add_row(worker.worker_id, worker.pool, worker.state, worker.address, str(worker.epoch))
         console = Console()
         console.print(facts)
-        console.print(workers if server.workers else "no workers are known yet")
+        console.print(workers if told.workers else "no workers are known yet")
 
 
 @click.command()
-@_ADDRESS
-def loads(address: str) -> None:
+@server_options
+def loads(server: Server) -> None:
     """Show what every worker that answers holds now.
 
     runs, waits: requests. blocks: KV blocks used of all. reserved: requests that hold blocks and wait for KV. moves:
     transfers in flight. work: accepted and not yet done, in tokens × layers. staging: buffers in use. layers: held in memory.
     """
-    with told_in_one_line(), Client(address) as client:
+    with told_in_one_line(), server.connect() as client:
         table = Table(box=None)
         table.add_column("worker", no_wrap=True)
         for name in ("runs", "waits", "blocks", "reserved", "moves", "work", "staging", "layers", "memory"):

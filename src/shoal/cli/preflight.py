@@ -8,7 +8,8 @@ from shoal.config.worker import Pool
 from shoal.errors import InvalidConfig
 from shoal.model_files import ModelFiles, load_tokenizer, open_model
 from shoal.router.text import PromptEncoder
-from shoal.rpc import Address
+from shoal.rpc import Address, ClusterLink
+from shoal.rpc.tls import server_credentials
 from shoal.visibility import Visibility, VisibilityKind
 
 
@@ -32,6 +33,8 @@ def check(config: ServeConfig) -> ModelFiles:
             text = str(error).replace("allowed_visibilities", "--visibilities").replace("kv_memory_bytes", "--kv-memory")
             raise InvalidConfig(text) from error
     _check_router(config, model)
+    server_credentials(config.tls)
+    ClusterLink(config.cluster)
     _check_memory(config)
     for flag, listen in (("--listen", config.listen), ("--http-listen", config.http_listen)):
         if listen and Address.parse(listen).is_wildcard and not config.allow_wildcard:

@@ -67,12 +67,13 @@ async def _run(supervisor: Supervisor, progress: StartProgress) -> None:
     await supervisor.start()
     progress.close()
     config = supervisor.config
+    tls = " --tls-ca YOUR_CA.pem" if config.tls.is_on else ""
     click.echo(
         f"ready: {config.model} on {supervisor.address}  "
         f"({config.prefill_workers} prefill, {config.decode_workers} decode; {', '.join(config.visibilities)})\n"
-        f'try:   shoal generate --address {supervisor.address} "Why do fish swim in shoals?"'
+        f'try:   shoal generate --address {supervisor.address}{tls} "Why do fish swim in shoals?"'
     )
     if config.http_listen:
-        click.echo(f"http:  OpenAI's API at http://{config.http_listen}/v1")
+        click.echo(f"http:  OpenAI's API at {'https' if tls else 'http'}://{config.http_listen}/v1")
     sys.stdout.flush()
     await supervisor.wait()

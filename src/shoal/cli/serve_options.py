@@ -36,6 +36,14 @@ HELP: Final[dict[str, str]] = {
     "hang_timeout_s": "Seconds without SERVING as the answer to a health check after which a worker is replaced.",
     "grace_s": "Seconds running requests may take to finish after Ctrl-C or SIGTERM.",
     "log_level": "debug, info, warning or error.",
+    "tls_cert": "TLS on both doors: the router's certificate (PEM), with its chain.",
+    "tls_key": "The key of --tls-cert.",
+    "tls_ca": "Who signs clients' certificates (PEM), with --tls-require-client-cert.",
+    "tls_require_client_cert": "Answer only clients with a certificate from --tls-ca.",
+    "cluster_secret_file": "What processes of the cluster know each other by (mode 600); made anew unless given.",
+    "cluster_tls_cert": "Mutual TLS inside the cluster: a certificate (PEM) with the DNS name shoal-cluster.",
+    "cluster_tls_key": "The key of --cluster-tls-cert.",
+    "cluster_tls_ca": "The cluster's own CA (PEM): whatever it signs is a member.",
     "chaos": "Permit fault injection through SHOAL_FAULTS (tests only).",
 }
 

@@ -8,20 +8,20 @@ Knows commands, readiness and restarts; loads no model, no torch and no Ray.
 
 import asyncio
 import json
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 from shoal.cli.children import Child
+from shoal.cli.cluster_secret import kept_secret, new_secret
 from shoal.cli.preflight import free_port
 from shoal.config.serve import ServeConfig
 from shoal.controller.descendants import adopt_orphans, end_descendants
 from shoal.controller.events import Event
 from shoal.errors import ShoalError, Unavailable
-from shoal.rpc import open_channel
+from shoal.router.main import SERVING
 
 _RESTART_DELAY_S = 0.5
 _MAX_QUICK_RESTARTS = 5  # of one child within _QUICK_S each: then the cluster has failed
@@ -55,6 +55,8 @@ class Supervisor:
         self._controller_address = f"{config.worker_host}:{free_port(config.worker_host)}"  # kept when it is started again
         self._listening = asyncio.Event()
         self._all_ready = asyncio.Event()
+        self._router_serving = asyncio.Event()
+        self._secret_folder: tempfile.TemporaryDirectory[str] | None = None
         self._failure = ""
         self._ray_folder = ""  # logs of a local Ray, which stay when it does not end in order
         self._children: dict[str, Child] = {}
@@ -69,11 +71,12 @@ class Supervisor:
     async def start(self) -> None:
         """Start everything and return once requests can be served. Raises ClusterFailed with words."""
         adopt_orphans()
+        self._make_secret()
         self._keepers.append(asyncio.create_task(self._keep("controller", restart=bool(self.config.ray_address))))
         await self._unless_failed(self._listening.wait())
         self._keepers.append(asyncio.create_task(self._keep("router", restart=True)))
         await self._unless_failed(self._all_ready.wait())
-        await self._unless_failed(self._router_serving())
+        await self._unless_failed(self._router_serving.wait())
 
     async def wait(self) -> None:
         """Return never; raises ClusterFailed when the cluster cannot go on."""
@@ -89,7 +92,10 @@ class Supervisor:
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
-        return await asyncio.to_thread(end_descendants)
+        leftover = await asyncio.to_thread(end_descendants)
+        if self._secret_folder is not None:
+            self._secret_folder.cleanup()
+        return leftover
 
     def kill(self) -> None:
         """End every process now, without draining."""
@@ -109,6 +115,17 @@ class Supervisor:
         arguments += ["--drain-s", str(config.grace_s), "--log-level", config.log_level]
         arguments += ["--metrics", metrics] if metrics else []
         arguments += ["--http-listen", config.http_listen] if config.http_listen else []
+        for field in (
+            "tls_cert",
+            "tls_key",
+            "tls_ca",
+            "cluster_secret_file",
+            "cluster_tls_cert",
+            "cluster_tls_key",
+            "cluster_tls_ca",
+        ):
+            arguments += [f"--{field.replace('_', '-')}", value] if (value := getattr(config, field)) else []
+        arguments += ["--tls-require-client-cert"] if config.tls_require_client_cert else []
         return arguments + (["--allow-wildcard"] if config.allow_wildcard else [])
 
     async def _keep(self, name: str, *, restart: bool) -> None:
@@ -136,7 +153,22 @@ class Supervisor:
             self._listeners.on_event(Event("restarting", name, f"the {name} {how}; starting it again"))
             await asyncio.sleep(_RESTART_DELAY_S * num_quick)
 
+    def _make_secret(self) -> None:
+        """Unless one is given: a file of this run; where workers may outlive it, one that later runs find again."""
+        config = self.config
+        if config.cluster_secret_file:
+            return
+        if config.ray_address:
+            path = kept_secret(config.ray_namespace)
+        else:
+            self._secret_folder = tempfile.TemporaryDirectory(prefix="shoal-secret-")
+            path = new_secret(Path(self._secret_folder.name) / "cluster-secret")
+        self.config = replace(config, cluster_secret_file=str(path))
+
     def _on_output(self, line: str) -> None:
+        if line == SERVING:
+            self._router_serving.set()
+            return
         try:
             event = Event.decode(line)
         except ValueError:
@@ -150,18 +182,6 @@ class Supervisor:
         elif event.kind == "failed":
             self._failure = event.message
         self._listeners.on_event(event)
-
-    async def _router_serving(self) -> None:
-        async with open_channel(self.address) as channel:
-            stub: Any = health_pb2_grpc.HealthStub(channel)
-            while True:
-                try:
-                    answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=2.0)
-                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                        return
-                except grpc.aio.AioRpcError:
-                    pass  # not listening yet; a router that ends is noticed by its keeper
-                await asyncio.sleep(0.1)
 
     async def _unless_failed(self, work: Any) -> None:
         """Await `work`; a child that fails first ends it. Raises ClusterFailed."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from shoal.config.tls import ClusterConfig, TlsConfig
 from shoal.errors import InvalidConfig
 from shoal.visibility import Visibility
 
@@ -29,6 +30,8 @@ class RouterConfig:
     drain_s: float = 30.0  # how long running requests may go on after SIGTERM
     metrics: str | None = None  # host:port of /metrics
     allow_wildcard: bool = False
+    tls: TlsConfig = field(default_factory=TlsConfig)  # of both doors
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)  # of the way to workers and controller
 
     def __post_init__(self) -> None:
         if bool(self.controller) == bool(self.workers):

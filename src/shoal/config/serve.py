@@ -4,13 +4,15 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
 
+from shoal.config.tls import ClusterConfig, TlsConfig
 from shoal.config.transfer import BACKENDS, TransferConfig
 from shoal.config.worker import Pool, WorkerConfig
 from shoal.errors import InvalidConfig, InvalidRequest
@@ -54,6 +56,14 @@ class ServeConfig:
     hang_timeout_s: float = 10.0  # a worker whose health is not SERVING for so long is killed and replaced
     grace_s: float = 10.0  # how long running requests may finish after SIGTERM
     log_level: str = "info"
+    tls_cert: str = ""  # PEM files of both doors
+    tls_key: str = ""
+    tls_ca: str = ""
+    tls_require_client_cert: bool = False
+    cluster_secret_file: str = ""  # "": `shoal serve` makes one
+    cluster_tls_cert: str = ""  # PEM files of every gRPC call between router, controller and workers
+    cluster_tls_key: str = ""
+    cluster_tls_ca: str = ""
     chaos: bool = False  # permits SHOAL_FAULTS in workers (tests only)
     transfer: TransferConfig = field(default_factory=TransferConfig)  # YAML only: a mapping; backend and host come from above
 
@@ -78,7 +88,7 @@ class ServeConfig:
         self._check_metrics_ports()
         if self.keep_workers and not self.ray_address:
             raise InvalidConfig("keep_workers needs ray_address: workers of a local Ray end with it")
-        self.listen_address, self.http_address  # noqa: B018  (raise when they cannot be read)
+        self.listen_address, self.http_address, self.tls, self.cluster  # noqa: B018  (raise when they cannot be read)
         for text in self.visibilities:
             try:
                 visibility = Visibility.parse(text)
@@ -95,6 +105,18 @@ class ServeConfig:
             raise InvalidConfig(f"metrics_port {self.metrics_port} and one port for each process reach {last}; 65535 is the last")
         if self.metrics_port and self.metrics_port <= self.listen_address[1] <= last:
             raise InvalidConfig(f"listen {self.listen} lies among the metrics ports {self.metrics_port}…{last}; move one")
+
+    @property
+    def tls(self) -> TlsConfig:
+        """Of both doors."""
+        with _named("tls_cert, tls_key, tls_ca, tls_require_client_cert"):
+            return TlsConfig(self.tls_cert, self.tls_key, self.tls_ca, self.tls_require_client_cert)
+
+    @property
+    def cluster(self) -> ClusterConfig:
+        """Of the calls between router, controller and workers."""
+        with _named("cluster_tls_cert, cluster_tls_key, cluster_tls_ca"):
+            return ClusterConfig(self.cluster_secret_file, self.cluster_tls_cert, self.cluster_tls_key, self.cluster_tls_ca)
 
     @property
     def listen_address(self) -> tuple[str, int]:
@@ -154,9 +176,18 @@ class ServeConfig:
             allowed_visibilities=tuple(Visibility.parse(text) for text in self.visibilities),
             max_boundary_tokens=self.max_boundary_tokens,
             host=self.worker_host,
+            cluster=self.cluster,
             transfer=replace(self.transfer, backend=self.transfer_backend, host=self.worker_host),
             chaos=self.chaos,
         )
+
+
+@contextmanager
+def _named(fields: str) -> Iterator[None]:
+    try:
+        yield
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{fields}: {error}") from None
 
 
 def _address(name: str, text: str) -> tuple[str, int]:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Self
 
+from shoal.config.tls import ClusterConfig
 from shoal.config.transfer import TransferConfig
 from shoal.errors import InvalidConfig, InvalidRequest
 from shoal.types import DType, ModelShape
@@ -44,6 +45,7 @@ class WorkerConfig:
     max_boundary_tokens: int = 64
     host: str = "127.0.0.1"  # the interface to bind
     port: int = 0  # 0: any free port
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)  # who may call this worker, and as whom it calls others
     transfer: TransferConfig = field(default_factory=TransferConfig)
     check_blocks: bool = False  # verify the pool's invariant after every step
     chaos: bool = False  # permit fault injection through SHOAL_FAULTS
@@ -137,8 +139,9 @@ class WorkerConfig:
         """Read what `to_dict` wrote. Raises InvalidConfig for unknown, missing or unusable values, by name."""
         known = dict(values)
         _refuse_unknown("worker", known, cls)
-        transfer = dict(known.pop("transfer", {}))
+        transfer, cluster = dict(known.pop("transfer", {})), dict(known.pop("cluster", {}))
         _refuse_unknown("transfer", transfer, TransferConfig)
+        _refuse_unknown("cluster", cluster, ClusterConfig)
         try:
             if "pool" in known:
                 known["pool"] = Pool(known["pool"])
@@ -146,7 +149,7 @@ class WorkerConfig:
                 known["dtype"] = DType(known["dtype"])
             if "allowed_visibilities" in known:
                 known["allowed_visibilities"] = tuple(Visibility.parse(text) for text in known["allowed_visibilities"])
-            return cls(**known, transfer=TransferConfig(**transfer))
+            return cls(**known, transfer=TransferConfig(**transfer), cluster=ClusterConfig(**cluster))
         except (TypeError, ValueError, InvalidRequest) as error:
             raise error if isinstance(error, InvalidConfig) else InvalidConfig(f"worker configuration: {error}") from None
 

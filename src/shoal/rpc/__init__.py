@@ -2,6 +2,7 @@
 
 from shoal.rpc.address import Address
 from shoal.rpc.channel import open_channel, open_sync_channel
+from shoal.rpc.cluster import ClusterLink
 from shoal.rpc.deadlines import time_remaining_s
 from shoal.rpc.metrics_http import serve_metrics
 from shoal.rpc.server import RpcServer
@@ -9,6 +10,7 @@ from shoal.rpc.status import error_from_rpc, error_from_status, to_status
 
 __all__ = [
     "Address",
+    "ClusterLink",
     "RpcServer",
     "error_from_rpc",
     "error_from_status",

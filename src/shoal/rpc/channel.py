@@ -22,11 +22,14 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
 )
 
 
-def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+def open_channel(
+    address: str, credentials: grpc.ChannelCredentials | None = None, more_options: tuple[tuple[str, str], ...] = ()
+) -> grpc.aio.Channel:
     """An asyncio channel to `host:port`. It connects on first use; close it when done."""
+    options = (*CHANNEL_OPTIONS, *more_options)
     if credentials is None:
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 def open_sync_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:

@@ -1,0 +1,27 @@
+"""Makes and keeps the file by which the processes of a cluster know each other. Knows paths and modes; starts nothing."""
+
+import os
+import secrets
+from pathlib import Path
+
+from shoal.errors import InvalidConfig
+
+
+def new_secret(path: Path) -> Path:
+    """Write 256 random bits to a file that only we may read. Raises FileExistsError."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        file.write(secrets.token_hex(32) + "\n")
+    return path
+
+
+def kept_secret(name: str) -> Path:
+    """The secret that all clusters of this user and name share, made on first use. Raises InvalidConfig."""
+    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "shoal"
+    path = folder / f"{''.join(c if c.isalnum() else '_' for c in name)}.cluster-secret"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return new_secret(path)
+    except FileExistsError:
+        return path
+    except OSError as error:
+        raise InvalidConfig(f"cannot keep a cluster secret at {path}: {error.strerror}; give --cluster-secret-file") from None

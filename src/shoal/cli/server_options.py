@@ -1,0 +1,53 @@
+"""The options of every command that calls a server: where it is, TLS, token. Knows the client; knows no command."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import click
+
+from shoal.client import Client, tls_credentials
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Whom to call and how."""
+
+    address: str
+    tls: bool
+    tls_ca: str | None
+    tls_cert: str | None
+    tls_key: str | None
+    token: str | None
+
+    def connect(self) -> Client:
+        """A client. Raises InvalidConfig when a file cannot be used."""
+        credentials = None
+        if self.tls or self.tls_ca or self.tls_cert or self.tls_key:
+            credentials = tls_credentials(ca=self.tls_ca, certificate=self.tls_cert, key=self.tls_key)
+        return Client(self.address, credentials=credentials, token=self.token)
+
+
+_OPTIONS = (
+    click.option("--address", "-a", default="127.0.0.1:50051", show_default=True, metavar="HOST:PORT", help="The router."),
+    click.option("--tls", is_flag=True, help="TLS, trusting this system's authorities; --tls-ca implies it."),
+    click.option("--tls-ca", metavar="PEM", help="TLS, trusting servers with a certificate from this authority."),
+    click.option("--tls-cert", metavar="PEM", help="Our certificate, for servers that require one."),
+    click.option("--tls-key", metavar="PEM", help="The key of --tls-cert."),
+    click.option("--token", envvar="SHOAL_TOKEN", metavar="TOKEN", help="Bearer token; better in SHOAL_TOKEN, unseen by `ps`."),
+)
+
+
+def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options; the command gets them as one argument, `server`."""
+
+    @functools.wraps(command)
+    def with_server(**values: Any) -> Any:
+        own = {field.name: values.pop(field.name) for field in fields(Server)}
+        return command(server=Server(**own), **values)
+
+    wrapped: Callable[..., Any] = with_server
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)
+    return wrapped
