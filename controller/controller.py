@@ -111,7 +111,7 @@ class Controller:
             num_gpus=1 if config.transfer_backend == "nccl" else 0,
             use_pool_label=config.pool_labels,
         )
-        environment = actor_environment(config.threads_per_worker, config.transfer_backend, config.log_level)
+        environment = actor_environment(config.threads_per_worker, config.transfer_backend, config.log_level, config.log_format)
         environment["SHOAL_METRICS_LISTEN"] = config.metrics_addresses.get(name.slot.worker_id, "")
         return self._cluster.spawn(name, config.worker(name.slot.pool, name.slot.worker_id, name.epoch), resources, environment)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import shoal
+from shoal.config.logs import FORMAT_VARIABLE, LEVEL_VARIABLE
 from shoal.config.worker import Pool, WorkerConfig
 from shoal.controller.descendants import adopt_orphans, end_descendants
 from shoal.controller.names import ActorName
@@ -30,13 +31,14 @@ _SHORT_FOLDER = "/tmp" if os.path.isdir("/tmp") else None  # paths of Unix socke
 _MAX_CALLS = 100  # per actor at once: lifelines of several controllers, start, describe, stop
 
 
-def actor_environment(num_threads: int, transfer_backend: str, log_level: str) -> dict[str, str]:
+def actor_environment(num_threads: int, transfer_backend: str, log_level: str, log_format: str) -> dict[str, str]:
     """Environment of a worker's process, set before it imports torch."""
     environment = {
         "OMP_NUM_THREADS": str(num_threads),
         "MKL_NUM_THREADS": str(num_threads),
         "HF_HUB_OFFLINE": "1",
-        "SHOAL_LOG_LEVEL": log_level,
+        LEVEL_VARIABLE: log_level,
+        FORMAT_VARIABLE: log_format,
     }
     root = Path(shoal.__file__).resolve().parents[1]
     if root != Path(sysconfig.get_paths()["purelib"]).resolve():  # run from a checkout

@@ -7,6 +7,7 @@ everything back first, in one place, and then says how it ended.
 import asyncio
 import logging
 
+from shoal.config.logs import bind_log_ids, log_event, loggable
 from shoal.config.worker import WorkerConfig
 from shoal.decode_worker import metrics
 from shoal.decode_worker.output import Finish
@@ -16,6 +17,7 @@ from shoal.decode_worker.spec import DecodeSpec
 from shoal.decode_worker.step_loop import DecodeStepLoop
 from shoal.engine.sampling import ConstraintMaker
 from shoal.errors import Cancelled, DeadlineExceeded, InternalError, ShoalError
+from shoal.kv_transfer import IncomingTransfer
 from shoal.placement.plan import Entry, EntryKind
 
 _log = logging.getLogger(__name__)
@@ -66,6 +68,7 @@ class RequestRunner:
             await asyncio.wait(self._tasks.values())
 
     async def _live(self, request: DecodeRequest, deadline_s: float) -> None:
+        bind_log_ids(attempt_id=request.spec.attempt_id)
         late = DeadlineExceeded(f"the request did not finish within {deadline_s:.1f} s; allow more time or ask for fewer tokens")
         deadline = asyncio.get_running_loop().call_later(deadline_s, request.end, late)
         getting_ready = asyncio.create_task(self._get_ready(request))
@@ -82,6 +85,7 @@ class RequestRunner:
         finally:
             request.move(_END_STATES.get(type(end), RequestState.FAILED))
             self._measure(request)
+            self._journal(request, end)
             if not request.reserved.done():
                 request.reserved.set_result(None)
             request.output.end(end)
@@ -98,13 +102,16 @@ class RequestRunner:
             request.reservation = reservation
             request.move(RequestState.RESERVED)
             request.reserved.set_result(reservation)
+            log_event(
+                _log, logging.DEBUG, "reservation made", visibility=request.spec.layout.visibility,
+                prompt_tokens=request.spec.num_prompt_tokens, plan_bytes=reservation.plan.num_bytes,
+                queue_s=request.seconds(RequestState.QUEUED, RequestState.RESERVED),
+            )  # fmt: skip
             if request.spec.children[0].sampling.constraint is not None:
                 for child in request.children:
                     await asyncio.to_thread(child.constrain, self._make_constraint)
             if reservation.incoming is not None:
-                report = await reservation.incoming.wait()
-                request.received_bytes = report.payload_bytes
-                metrics.RECEIVED_BYTES.inc(report.payload_bytes)
+                request.received_bytes = await self._receive(reservation.incoming)
             request.move(RequestState.READY)
             self._steps.add(request, reservation)
         except ShoalError as error:
@@ -112,6 +119,24 @@ class RequestRunner:
         except Exception:  # noqa: BLE001  # not swallowed: logged, and the request ends with an error
             _log.exception("request %s could not be made ready", request.spec.attempt_id)
             request.end(InternalError("the request could not be made ready"))
+
+    async def _receive(self, incoming: IncomingTransfer) -> int:
+        """Wait for the transfer; returns the payload's bytes, counted at the channel."""
+        try:
+            report = await incoming.wait()
+        except ShoalError as error:
+            log_event(_log, logging.WARNING, "transfer failed", error=loggable(error))
+            raise
+        metrics.RECEIVED_BYTES.inc(report.payload_bytes)
+        log_event(
+            _log,
+            logging.DEBUG,
+            "transfer finished",
+            payload_bytes=report.payload_bytes,
+            entries=report.num_entries,
+            seconds=report.seconds,
+        )
+        return report.payload_bytes
 
     def _arrived(self, request: DecodeRequest, entry: Entry) -> None:
         """An entry is in place: note the first, and hand states that are projected here to the step loop."""
@@ -130,6 +155,17 @@ class RequestRunner:
         for histogram, begin, stop in zip(parts, moments, moments[1:], strict=False):
             if begin is not None and stop is not None:
                 histogram.observe(stop - begin)
+
+    def _journal(self, request: DecodeRequest, end: Finish | ShoalError) -> None:
+        log_event(
+            _log,
+            logging.WARNING if request.state is RequestState.FAILED else logging.DEBUG,
+            "reservation ended" if request.reservation is not None else "ended without a reservation",
+            end=request.state,
+            error=loggable(end) if isinstance(end, ShoalError) else None,
+            completion_tokens=sum(len(child.answer_ids) for child in request.children),
+            held_s=request.seconds(RequestState.RESERVED, request.state),
+        )
 
 
 _END_STATES: dict[type, RequestState] = {Finish: RequestState.FINISHED, Cancelled: RequestState.CANCELLED}

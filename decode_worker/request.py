@@ -117,6 +117,10 @@ class DecodeRequest:
             num_to_run += layout.split.num_prompt_tokens - layout.split.num_prefill_tokens
         return num_to_run * layout.num_layers
 
+    def seconds(self, begin: RequestState, stop: RequestState) -> float | None:
+        """From one state to another; None when either was not reached."""
+        return self.times[stop] - self.times[begin] if begin in self.times and stop in self.times else None
+
     def ms_since_reserved(self, moment: float | None) -> float:
         """Milliseconds from the reservation to a moment; 0 when either has not come."""
         reserved = self.times.get(RequestState.RESERVED)

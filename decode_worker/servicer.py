@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from shoal.config.logs import bind_log_ids
 from shoal.decode_worker.output import Finish, Output, OutputToken, PromptLogprobs
 from shoal.decode_worker.request import DecodeRequest, RequestState
 from shoal.decode_worker.reservations import Reservation
@@ -30,6 +31,7 @@ class DecodeServicer(worker_pb2_grpc.DecodeWorkerServicer):
 
     async def Decode(self, request: worker_pb2.DecodeRequest, context: "Context") -> AsyncIterator[worker_pb2.DecodeEvent]:
         """`reserved`, tokens, `finished` for each child. The stream's end, however it comes, ends the request."""
+        bind_log_ids(request_id=request.request_id)  # of this call, and of the tasks it starts
         running = self._worker.submit(request, time_remaining_s(context, self._worker.config.max_request_s))
         try:
             reservation = await asyncio.shield(running.reserved)

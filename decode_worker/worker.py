@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from shoal.config.logs import log_event
 from shoal.config.worker import Pool, WorkerConfig
 from shoal.constraints import ConstraintCompiler
 from shoal.decode_worker import metrics
@@ -79,6 +80,10 @@ class DecodeWorker:
             raise
         self._loaded = self._assemble(resident)
         await server.set_serving(True)
+        log_event(
+            _log, logging.INFO, "worker ready", epoch=config.epoch, address=self.address,
+            layers=resident.num_layers_held, blocks=resident.blocks.num_blocks,
+        )  # fmt: skip
         return self.address
 
     async def stop(self, grace_s: float = 0.0) -> None:

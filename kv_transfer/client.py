@@ -6,6 +6,7 @@ torn down alone. A pair that failed is made anew, with a new epoch, on its next 
 
 import asyncio
 import time
+from contextvars import Context
 from dataclasses import dataclass, replace
 
 from shoal.config.transfer import TransferConfig
@@ -146,11 +147,11 @@ class TransferClient:
             decode_epoch=target.epoch,
             backend=self._shared.backend.name,
         )
-        started = asyncio.create_task(pair.start(hello))
+        started = asyncio.create_task(pair.start(hello), context=Context())  # a pair is no request's: its lines carry no ids
         started.add_done_callback(lambda task: self._started(key, task))
         slot = self._slots[key] = _Slot(pair, started)
         if self._sweeper is None:
-            self._sweeper = asyncio.create_task(self._sweep())
+            self._sweeper = asyncio.create_task(self._sweep(), context=Context())
         return slot
 
     def _started(self, key: tuple[str, int], task: "asyncio.Task[None]") -> None:

@@ -8,6 +8,7 @@ have returned.
 import asyncio
 import logging
 
+from shoal.config.logs import log_event, loggable
 from shoal.config.worker import WorkerConfig
 from shoal.engine.holdings import Holding, HoldingQueue, HoldingSize
 from shoal.engine.resident import Resident
@@ -84,6 +85,7 @@ class TaskRunner:
         finally:
             task.move(_END_STATES.get(type(end), TaskState.FAILED))
             self._measure(task)
+            self._journal(task, end)
             if not task.answer.done():
                 task.answer.set_result(end)
 
@@ -100,11 +102,23 @@ class TaskRunner:
             kv = RequestKv.of(holding.tables)
             states = StateStore(resident.pool, holding.state_blocks, kept, resident.shape.hidden_size) if kept else None
             task.move(TaskState.HOLDING)
+            log_event(
+                _log, logging.DEBUG, "reservation made", visibility=spec.layout.visibility, prefill_tokens=len(spec.token_ids),
+                queue_s=task.seconds(TaskState.QUEUED, TaskState.HOLDING),
+            )  # fmt: skip
             source.hold(kv, states)
             self._steps.add(Work(task, kv, states))
             report = await (await asyncio.shield(opening)).wait()
             await task.computed.wait()  # the acknowledgement can overtake the end of the step that sent the last entry
             metrics.SENT_BYTES.inc(report.payload_bytes)
+            log_event(
+                _log,
+                logging.DEBUG,
+                "transfer finished",
+                payload_bytes=report.payload_bytes,
+                entries=report.num_entries,
+                seconds=report.seconds,
+            )
             task.end(report)
         except ShoalError as error:
             task.end(error)
@@ -142,6 +156,15 @@ class TaskRunner:
             metrics.QUEUE_SECONDS.observe(task.seconds(TaskState.QUEUED, TaskState.COMPUTING))
             metrics.COMPUTE_SECONDS.observe(task.seconds(TaskState.COMPUTING, TaskState.COMPUTED))
             metrics.AFTER_COMPUTE_SECONDS.observe(task.seconds(TaskState.COMPUTED, TaskState.SENT))
+
+    def _journal(self, task: PrefillTask, end: SentReport | ShoalError) -> None:
+        has_failed = task.state is TaskState.FAILED
+        fields = {"end": task.state, "error": loggable(end) if isinstance(end, ShoalError) else None}
+        if has_failed and task.outgoing is not None:
+            log_event(_log, logging.WARNING, "transfer failed", **fields)
+        held_s = task.seconds(TaskState.HOLDING, task.state) if TaskState.HOLDING in task.times else None
+        what = "ended without a reservation" if held_s is None else "reservation ended"
+        log_event(_log, logging.WARNING if has_failed else logging.DEBUG, what, held_s=held_s, **fields)
 
 
 _END_STATES: dict[type, TaskState] = {SentReport: TaskState.SENT, Cancelled: TaskState.CANCELLED}

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from shoal.config.logs import bind_log_ids
 from shoal.errors import Cancelled, ShoalError
 from shoal.pb.internal.v1 import worker_pb2, worker_pb2_grpc
 from shoal.pb.v1 import shoal_pb2
@@ -25,6 +26,7 @@ class PrefillServicer(worker_pb2_grpc.PrefillWorkerServicer):
 
     async def Prefill(self, request: worker_pb2.PrefillRequest, context: "Context") -> worker_pb2.PrefillResponse:
         """Returns when decode has acknowledged everything. The call's end, however it comes, ends the task."""
+        bind_log_ids(request_id=request.request_id, attempt_id=request.attempt_id)
         task = self._worker.submit(request, time_remaining_s(context, self._worker.config.max_request_s))
         try:
             end = await asyncio.shield(task.answer)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from shoal.config.logs import log_event
 from shoal.config.worker import Pool, WorkerConfig
 from shoal.engine.resident import Resident, fingerprint_of, load_resident, open_for
 from shoal.engine.weights import HeldLayers
@@ -82,6 +83,10 @@ class PrefillWorker:
             raise
         self._loaded = self._assemble(resident)
         await server.set_serving(True)
+        log_event(
+            _log, logging.INFO, "worker ready", epoch=config.epoch, address=self.address,
+            layers=resident.num_layers_held, blocks=resident.blocks.num_blocks,
+        )  # fmt: skip
         return self.address
 
     async def stop(self, grace_s: float = 0.0) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import grpc
 
+from shoal.config.logs import loggable
 from shoal.errors import Cancelled, DeadlineExceeded, InternalError, ShoalError, Unavailable
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.placement.cost import RequestCost
@@ -110,7 +111,7 @@ class Attempt:
         try:
             await self._decode.stub.EndChildren(request, timeout=self._time_left())
         except (grpc.aio.AioRpcError, DeadlineExceeded) as error:
-            _log.warning("request %r: children could not be ended early: %s", self._request.request_id, error)
+            _log.warning("children could not be ended early: %s", error)
 
     async def settle(self) -> None:
         """Wait, not for long, for the prefill leg's own figures."""
@@ -154,7 +155,7 @@ class Attempt:
         except ShoalError as error:
             self._fail(worker, error)
         except Exception:  # noqa: BLE001  # logged with its traceback, and the request fails
-            _log.exception("request %r: calling prefill worker %s", self._request.request_id, worker.worker_id)
+            _log.exception("calling prefill worker %s", worker.worker_id)
             self._fail(worker, InternalError("the prefill leg could not be run"))
         finally:
             self._prefill_ended()
@@ -188,9 +189,7 @@ class Attempt:
     def _fail(self, worker: Worker, error: ShoalError) -> None:
         """End both legs for the first error; later ones are its consequences."""
         if self._is_over:
-            _log.warning(
-                "request %r: %s worker failed after the answer was complete: %s", self._request.request_id, worker.pool, error
-            )
+            _log.warning("%s worker failed after the answer was complete: %s", worker.pool, loggable(error))
         elif self._failure is None:
             self._failure = self._blame(worker, error)
             if self._call is not None:

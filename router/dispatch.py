@@ -11,11 +11,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
+from shoal.config.logs import log_event, loggable
 from shoal.errors import CapacityExceeded, ShoalError, Unavailable
 from shoal.placement.balance import choose_pair
 from shoal.placement.cost import request_cost
 from shoal.router.attempt import Attempt, AttemptReport
-from shoal.router.instruments import RESUMED, RETRIES
+from shoal.router.instruments import FALLBACKS, RESUMED, RETRIES
 from shoal.router.legs import DispatchRequest
 from shoal.router.output import ChildEnd, Output, OutputToken, PromptLogprobs
 from shoal.router.registry import Registry
@@ -171,7 +172,7 @@ class Dispatch:
             RESUMED.inc()
             how = f"resumed after {num_tokens} tokens"
         report.notices.append(f"{how} on another attempt: {error}")
-        _log.warning("request %r %s: %s", self._request.request_id, how, error)
+        log_event(_log, logging.WARNING, f"retry: {how}", num_retries=report.num_retries, error=loggable(error))
 
     def _lost_ends(self) -> list[ChildEnd]:
         """Ends of children whose last token was already their answer's end, and only the final message was lost."""
@@ -185,5 +186,8 @@ class Dispatch:
                 continue
             del self._token_ids[index]
         if ends:
-            self.report.notices.append("the decode worker failed after the last token; its figures are computed, not counted")
+            notice = "the decode worker failed after the last token; its figures are computed, not counted"
+            self.report.notices.append(notice)
+            FALLBACKS.labels("lost end").inc()
+            log_event(_log, logging.WARNING, "fallback", notice=notice)
         return ends

@@ -1,7 +1,6 @@
 """The router's command line: flags to settings, signals to an orderly end."""
 
 import asyncio
-import logging
 import signal
 import sys
 from typing import Any, Final
@@ -9,6 +8,7 @@ from typing import Any, Final
 import click
 import uvloop
 
+from shoal.config.logs import FORMATS, LEVELS, configure_logging
 from shoal.config.router import RouterConfig
 from shoal.config.tls import ClusterConfig, TlsConfig
 from shoal.errors import InvalidRequest, ShoalError
@@ -44,13 +44,16 @@ SERVING: Final = "router can serve"  # printed once, for whoever started this pr
 @click.option("--cluster-tls-cert", default="", metavar="PEM", help="Mutual TLS to workers and controller: our certificate.")
 @click.option("--cluster-tls-key", default="", metavar="PEM", help="The key of --cluster-tls-cert.")
 @click.option("--cluster-tls-ca", default="", metavar="PEM", help="The cluster's own CA.")
-@click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
-def command(visibilities: str, flush_ms: float, http_max_body_mb: float, log_level: str, **settings: Any) -> None:
+@click.option("--log-level", default="info", type=click.Choice(LEVELS))
+@click.option("--log-format", default="text", type=click.Choice(FORMATS), help="Readable lines, or one JSON Any a line.")
+def command(
+    visibilities: str, flush_ms: float, http_max_body_mb: float, log_level: str, log_format: str, **settings: Any
+) -> None:
     """Serve Shoal's public APIs over a pool of prefill and decode workers.
 
     SIGTERM and Ctrl-C: health says NOT_SERVING, running requests finish (up to --drain-s), then the process ends.
     """
-    logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    configure_logging(log_level, "router", log_format)
     try:
         tls = TlsConfig(*(settings.pop(f"tls_{name}") for name in ("cert", "key", "ca", "require_client_cert")))
         cluster = ClusterConfig(*(settings.pop(f"cluster_{n}") for n in ("secret_file", "tls_cert", "tls_key", "tls_ca")))

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from shoal.errors import Cancelled, InternalError
 from shoal.pb.v1 import shoal_pb2
 from shoal.router.admission import Admitted
-from shoal.router.dispatch import Dispatch
+from shoal.router.dispatch import Dispatch, DispatchReport
 from shoal.router.output import OutputToken
 from shoal.router.replies import output_logprobs, transfer_stats
 from shoal.types import DType, ModelShape
@@ -20,6 +20,11 @@ class Scoring:
         self._dispatch = dispatch
         self._gathering: asyncio.Task[list[OutputToken]] | None = None
         self._aborted = False
+
+    @property
+    def report(self) -> DispatchReport:
+        """How it was served."""
+        return self._dispatch.report
 
     def abort(self) -> None:
         """End it now; there is no such thing as half a score."""

@@ -11,20 +11,19 @@ from dataclasses import dataclass
 
 import shoal
 from shoal.config.router import RouterConfig
-from shoal.errors import ShoalError
 from shoal.model_files import ModelFiles, Tokenizer
 from shoal.pb.v1 import shoal_pb2
 from shoal.router import instruments
 from shoal.router.admission import Admission, Admitted
 from shoal.router.dispatch import Dispatcher
 from shoal.router.generation import Generation
+from shoal.router.journal import Entry, journal
 from shoal.router.output import Answer
 from shoal.router.registry import Registry
 from shoal.router.replies import chunk_reply, complete_reply
 from shoal.router.scoring import Scoring
 from shoal.router.validation import check_model, check_token_ids
 from shoal.router.worker import DECODE
-from shoal.rpc import to_status
 from shoal.types import DType
 
 
@@ -38,14 +37,6 @@ class Parts:
     admission: Admission
     dispatcher: Dispatcher
     registry: Registry
-
-
-@dataclass(slots=True)
-class _Ending:
-    """How a request ended, for its metric."""
-
-    outcome: str = "cancelled"
-    policy: str = "none"
 
 
 class RouterService:
@@ -62,41 +53,41 @@ class RouterService:
         self, request: shoal_pb2.GenerateRequest, time_left_s: float
     ) -> AsyncGenerator[shoal_pb2.GenerateResponse, None]:
         """Deltas when the request streams, and a complete answer for each child. Closing the generator ends both legs."""
-        arrived = self._clock()
-        with self._counted() as ending:
-            admitted = await self.parts.admission.admit(request, arrived + time_left_s)
-            ending.policy = admitted.policy
-            async with aclosing(self._run(admitted, arrived)) as replies:
+        with journal(request.request_id, self._clock) as entry:
+            admitted = await self.parts.admission.admit(request, entry.arrived + time_left_s)
+            entry.admitted(admitted)
+            async with aclosing(self._run(admitted, entry)) as replies:
                 async for reply in replies:
                     if reply.HasField("complete"):
-                        ending.outcome = reply.complete.finish_reason
+                        entry.outcome = reply.complete.finish_reason
                     yield reply
 
     async def score(self, request: shoal_pb2.ScoreRequest, time_left_s: float) -> shoal_pb2.ScoreResponse:
         """Log-probabilities of a continuation. Cancelling the call ends both legs."""
-        arrived = self._clock()
-        with self._counted() as ending:
-            admitted = await self.parts.admission.admit_score(request, arrived + time_left_s)
-            ending.policy = admitted.policy
+        with journal(request.request_id, self._clock) as entry:
+            admitted = await self.parts.admission.admit_score(request, entry.arrived + time_left_s)
+            entry.admitted(admitted)
             scoring = Scoring(admitted, self.parts.dispatcher.start(admitted.dispatch))
+            entry.runs_as(scoring)
             with self._registered(scoring):
                 reply = await scoring.run(self.parts.model.config.shape, self._dtype)
             instruments.PAYLOAD_BYTES.labels(admitted.policy).inc(reply.transfer.payload_bytes)
             instruments.FULL_DEPTH_BYTES.labels(admitted.policy).inc(reply.transfer.full_depth_bytes)
-            ending.outcome = "scored"
+            entry.outcome = "scored"
             return reply
 
-    async def _run(self, admitted: Admitted, arrived: float) -> AsyncGenerator[shoal_pb2.GenerateResponse, None]:
+    async def _run(self, admitted: Admitted, entry: Entry) -> AsyncGenerator[shoal_pb2.GenerateResponse, None]:
         parts, config = self.parts, self.parts.config
         generation = Generation(
             admitted,
             parts.dispatcher.start(admitted.dispatch),
             parts.tokenizer.decode,
-            arrived=arrived,
+            arrived=entry.arrived,
             flush_s=config.flush_s,
             flush_tokens=config.flush_tokens,
             max_queued_tokens=config.max_queued_tokens,
         )
+        entry.runs_as(generation)
         with self._registered(generation):
             async with aclosing(generation.deltas()) as deltas:
                 async for delta in deltas:
@@ -119,21 +110,6 @@ class RouterService:
             same_id.discard(running)
             if not same_id:
                 self._running.pop(request.request_id, None)
-
-    @contextmanager
-    def _counted(self) -> Iterator["_Ending"]:
-        """Count a request by how it ends."""
-        ending = _Ending()
-        try:
-            yield ending
-        except ShoalError as error:
-            ending.outcome = to_status(error).name.lower()
-            raise
-        except Exception:
-            ending.outcome = "internal"
-            raise
-        finally:
-            instruments.REQUESTS.labels(ending.outcome, ending.policy).inc()
 
     def _complete(self, generation: Generation, answer: Answer) -> shoal_pb2.GenerateResponse:
         reply = complete_reply(generation, answer, self.parts.model.config.shape, self._dtype, self._clock())

@@ -1,22 +1,31 @@
 """Shows a cluster's start: bars on a terminal, one line a step elsewhere. Knows events; decides nothing."""
 
+import json
+import logging
+import re
 import time
+from typing import Final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from shoal.config.logs import JsonLines
 from shoal.controller.events import Event
+
+_RAY_PREFIX: Final = re.compile(r"\([^()]*pid=\d+[^()]*\) (?=\{)")  # what Ray puts before a worker's line
 
 
 class StartProgress:
     """Feed it events; `close` it when the start is over. News after that (a death, a restart) are printed as lines."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, log_format: str = "text") -> None:
+        """With `json` there are no bars, and every line is a JSON object: what is none already is put into one."""
         self._console = console
+        self._json = JsonLines("serve") if log_format == "json" else None
         self._began_at = time.monotonic()
         self._tasks: dict[str, TaskID] = {}
         self._bars: Progress | None = None
-        if console.is_terminal:
+        if console.is_terminal and self._json is None:
             self._bars = Progress(
                 SpinnerColumn(finished_text="[green]✓"),
                 TextColumn("{task.fields[who]:<11}"),
@@ -47,6 +56,8 @@ class StartProgress:
 
     def log(self, line: str) -> None:
         """One line of a child's log, above the bars."""
+        if self._json is not None:
+            line = _json_line(line, self._json)
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -64,3 +75,13 @@ class StartProgress:
         if who not in self._tasks:
             self._tasks[who] = self._bars.add_task(what, total=None, who=who)
         self._bars.update(self._tasks[who], description=what, total=None if share is None else 1.0, completed=share or 0.0)
+
+
+def _json_line(line: str, form: JsonLines) -> str:
+    bare = _RAY_PREFIX.sub("", line, count=1)
+    try:
+        if isinstance(json.loads(bare), dict):
+            return bare
+    except ValueError:
+        pass  # not ours: Ray's, or a traceback's
+    return form.format(logging.LogRecord("shoal.cli.serve", logging.INFO, "", 0, "%s", (line,), None))

@@ -33,7 +33,7 @@ def serve(config_file: Path | None, **flags: Any) -> None:
 
 
 async def _serve(config: ServeConfig, console: Console) -> None:
-    progress = StartProgress(console)
+    progress = StartProgress(console, config.log_format)
     supervisor = Supervisor(config, Listeners(progress.on_event, progress.log))
     running = asyncio.create_task(_run(supervisor, progress))
     num_signals = 0

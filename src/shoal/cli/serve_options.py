@@ -36,6 +36,7 @@ HELP: Final[dict[str, str]] = {
     "hang_timeout_s": "Seconds without SERVING as the answer to a health check after which a worker is replaced.",
     "grace_s": "Seconds running requests may take to finish after Ctrl-C or SIGTERM.",
     "log_level": "debug, info, warning or error.",
+    "log_format": "text, or json: one object a line.",
     "tls_cert": "TLS on both doors: the router's certificate (PEM), with its chain.",
     "tls_key": "The key of --tls-cert.",
     "tls_ca": "Who signs clients' certificates (PEM), with --tls-require-client-cert.",

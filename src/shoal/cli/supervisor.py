@@ -113,6 +113,7 @@ class Supervisor:
         arguments += ["--max-boundary-tokens", str(config.max_boundary_tokens)]
         arguments += ["--max-context", str(config.max_context_tokens)] if config.max_context_tokens else []
         arguments += ["--drain-s", str(config.grace_s), "--log-level", config.log_level]
+        arguments += ["--log-format", config.log_format]
         arguments += ["--metrics", metrics] if metrics else []
         arguments += ["--http-listen", config.http_listen] if config.http_listen else []
         for field in (

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import yaml
 
+from shoal.config.logs import FORMATS, LEVELS
 from shoal.config.tls import ClusterConfig, TlsConfig
 from shoal.config.transfer import BACKENDS, TransferConfig
 from shoal.config.worker import Pool, WorkerConfig
@@ -56,6 +57,7 @@ class ServeConfig:
     hang_timeout_s: float = 10.0  # a worker whose health is not SERVING for so long is killed and replaced
     grace_s: float = 10.0  # how long running requests may finish after SIGTERM
     log_level: str = "info"
+    log_format: str = "text"
     tls_cert: str = ""  # PEM files of both doors
     tls_key: str = ""
     tls_ca: str = ""
@@ -70,7 +72,8 @@ class ServeConfig:
     def __post_init__(self) -> None:
         _choice("dtype", self.dtype, tuple(DType))
         _choice("transfer_backend", self.transfer_backend, BACKENDS)
-        _choice("log_level", self.log_level, ("debug", "info", "warning", "error"))
+        _choice("log_level", self.log_level, LEVELS)
+        _choice("log_format", self.log_format, FORMATS)
         for name in ("prefill_workers", "decode_workers", "threads_per_worker", "block_size", "token_budget", "max_requests"):
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} must be at least 1, not {getattr(self, name)}")

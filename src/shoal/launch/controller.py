@@ -35,7 +35,7 @@ def main(config_file: Path | None, config_text: str | None, listen: str, metrics
     try:
         values = json.loads(config_text) if config_text else read_yaml(config_file) if config_file else {}
         config = ServeConfig.from_mapping(values)
-        configure_logging(config.log_level, "controller")
+        configure_logging(config.log_level, "controller", config.log_format)
         serve(config, Address.parse(listen), metrics_listen, events, watch_stdin=watch_stdin)
     except ShoalError as error:
         events.emit("failed", message=str(error))

@@ -11,7 +11,7 @@ import socket
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar, Protocol
 
-from shoal.config.logs import configure_logging
+from shoal.config.logs import configure_worker_logging
 from shoal.config.worker import Pool, WorkerConfig
 from shoal.errors import ShoalError
 from shoal.pb.internal.v1 import worker_pb2
@@ -44,7 +44,7 @@ class HostedWorker:
 
     def __init__(self, config_text: str) -> None:
         self._config = WorkerConfig.from_dict(json.loads(config_text))
-        configure_logging(os.environ.get("SHOAL_LOG_LEVEL", "info"), self._config.worker_id)
+        configure_worker_logging(self._config.worker_id)
         self._config_text = config_text
         self._progress: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
         self._worker: Worker | None = None

@@ -5,13 +5,13 @@ Knows no model and no pool. Used by tests and for running a worker by hand.
 
 import asyncio
 import json
-import logging
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
+from shoal.config.logs import configure_worker_logging
 from shoal.config.worker import WorkerConfig
 from shoal.errors import InvalidConfig, ShoalError
 
@@ -27,7 +27,6 @@ class Startable(Protocol):
 
 def main(make_worker: Callable[[WorkerConfig], Startable], arguments: list[str]) -> int:
     """`arguments`: the path of a JSON file with WorkerConfig's fields. Returns the process's exit status."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         if len(arguments) != 1:
             raise InvalidConfig("give one argument: a JSON file with the worker's configuration")
@@ -36,6 +35,7 @@ def main(make_worker: Callable[[WorkerConfig], Startable], arguments: list[str])
         except (OSError, ValueError) as error:
             raise InvalidConfig(f"cannot read {arguments[0]}: {error}") from None
         config = WorkerConfig.from_dict(values)
+        configure_worker_logging(config.worker_id)
         return asyncio.run(_serve(make_worker(config)))
     except ShoalError as error:
         print(f"error: {error}", file=sys.stderr)
