@@ -15,11 +15,13 @@ from shoal.model_files import load_tokenizer, open_model
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
 from shoal.router.admission import Admission
 from shoal.router.dispatch import Dispatcher
+from shoal.router.doorkeeper import TokenInterceptor
 from shoal.router.endpoints import ControllerEndpoints, EndpointSource, StaticEndpoints
 from shoal.router.http import HttpServer, http_app
 from shoal.router.registry import Registry
 from shoal.router.service import Parts, RouterService
 from shoal.router.servicer import ShoalServicer
+from shoal.router.tenants import TokenBook
 from shoal.router.text import PromptEncoder
 from shoal.router.validation import RequestLimits
 from shoal.rpc import Address, ClusterLink, RpcServer, serve_metrics
@@ -64,10 +66,12 @@ class Router:
         )
         self._endpoints = endpoints or _endpoint_source(config, link)
         self.service = RouterService(parts, time.monotonic)
-        self._server = RpcServer(credentials=server_credentials(config.tls))
+        book = TokenBook(config.tokens_file) if config.tokens_file else None
+        interceptors = [] if book is None else [TokenInterceptor(book)]
+        self._server = RpcServer(interceptors=interceptors, credentials=server_credentials(config.tls))
         self.http_address: Address | None = None
         self._http = (
-            HttpServer(http_app(self.service, config), http_context(config.tls)) if config.http_listen is not None else None
+            HttpServer(http_app(self.service, config, book), http_context(config.tls)) if config.http_listen is not None else None
         )
         self._metrics: MetricsServer | None = None
         self._tasks: list[asyncio.Task[None]] = []

@@ -40,6 +40,7 @@ SERVING: Final = "router can serve"  # printed once, for whoever started this pr
 @click.option("--tls-key", default="", metavar="PEM", help="The key of --tls-cert.")
 @click.option("--tls-ca", default="", metavar="PEM", help="Who signs clients' certificates.")
 @click.option("--tls-require-client-cert", is_flag=True, help="Answer only clients with a certificate from --tls-ca.")
+@click.option("--tokens-file", metavar="FILE", help="Answer only callers with a token of this file (`shoal token`).")
 @click.option("--cluster-secret-file", default="", metavar="FILE", help="What the cluster's processes know each other by.")
 @click.option("--cluster-tls-cert", default="", metavar="PEM", help="Mutual TLS to workers and controller: our certificate.")
 @click.option("--cluster-tls-key", default="", metavar="PEM", help="The key of --cluster-tls-cert.")

@@ -22,6 +22,7 @@ from shoal.router.output import Answer
 from shoal.router.registry import Registry
 from shoal.router.replies import chunk_reply, complete_reply
 from shoal.router.scoring import Scoring
+from shoal.router.tenants import tenant_name, within_limits
 from shoal.router.validation import check_model, check_token_ids
 from shoal.router.worker import DECODE
 from shoal.types import DType
@@ -47,13 +48,13 @@ class RouterService:
         self._clock = clock
         self._started = clock()
         self._is_draining = False
-        self._running: dict[str, set[Generation | Scoring]] = defaultdict(set)
+        self._running: dict[tuple[str, str], set[Generation | Scoring]] = defaultdict(set)  # by tenant and id
 
     async def generate(
         self, request: shoal_pb2.GenerateRequest, time_left_s: float
     ) -> AsyncGenerator[shoal_pb2.GenerateResponse, None]:
         """Deltas when the request streams, and a complete answer for each child. Closing the generator ends both legs."""
-        with journal(request.request_id, self._clock) as entry:
+        with journal(request.request_id, self._clock) as entry, within_limits():
             admitted = await self.parts.admission.admit(request, entry.arrived + time_left_s)
             entry.admitted(admitted)
             async with aclosing(self._run(admitted, entry)) as replies:
@@ -64,7 +65,7 @@ class RouterService:
 
     async def score(self, request: shoal_pb2.ScoreRequest, time_left_s: float) -> shoal_pb2.ScoreResponse:
         """Log-probabilities of a continuation. Cancelling the call ends both legs."""
-        with journal(request.request_id, self._clock) as entry:
+        with journal(request.request_id, self._clock) as entry, within_limits():
             admitted = await self.parts.admission.admit_score(request, entry.arrived + time_left_s)
             entry.admitted(admitted)
             scoring = Scoring(admitted, self.parts.dispatcher.start(admitted.dispatch))
@@ -101,7 +102,8 @@ class RouterService:
         """While it runs, it can be aborted by its id."""
         request = running.admitted.dispatch
         instruments.PROMPT_TOKENS.inc(len(request.prompt_ids))
-        same_id = self._running[request.request_id]
+        key = (tenant_name(), request.request_id)
+        same_id = self._running[key]
         same_id.add(running)
         try:
             with instruments.ACTIVE.track_inprogress():
@@ -109,7 +111,7 @@ class RouterService:
         finally:
             same_id.discard(running)
             if not same_id:
-                self._running.pop(request.request_id, None)
+                self._running.pop(key, None)
 
     def _complete(self, generation: Generation, answer: Answer) -> shoal_pb2.GenerateResponse:
         reply = complete_reply(generation, answer, self.parts.model.config.shape, self._dtype, self._clock())
@@ -153,8 +155,8 @@ class RouterService:
         self._is_draining = True
 
     def abort(self, request_ids: Iterable[str]) -> int:
-        """End every running request with one of these ids, with what it has; returns how many there were."""
-        found = [running for request_id in set(request_ids) for running in self._running.get(request_id, ())]
+        """End the caller's running requests with these ids, with what they have; returns how many there were."""
+        found = [running for request_id in set(request_ids) for running in self._running.get((tenant_name(), request_id), ())]
         for running in found:
             running.abort()
         return len(found)

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.config.router import RouterConfig
 from shoal.errors import ShoalError
+from shoal.router.doorkeeper import TokenApp
 from shoal.router.http import small_endpoints
 from shoal.router.http.chat_question import CHAT_FIELDS
 from shoal.router.http.completion_question import COMPLETION_FIELDS
@@ -19,6 +20,7 @@ from shoal.router.http.endpoints import Completions, HttpLimits, request_id
 from shoal.router.http.errors import answer_error, as_shoal_error, error_body
 from shoal.router.instruments import HTTP_REQUESTS
 from shoal.router.service import RouterService
+from shoal.router.tenants import TokenBook
 
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _FIELDS: Final[Mapping[str, Collection[str]]] = {
@@ -29,8 +31,8 @@ _FIELDS: Final[Mapping[str, Collection[str]]] = {
 }
 
 
-def http_app(service: RouterService, config: RouterConfig) -> ASGIApp:
-    """The whole door."""
+def http_app(service: RouterService, config: RouterConfig, book: TokenBook | None = None) -> ASGIApp:
+    """The whole door; with `book` it asks for tokens."""
     limits = HttpLimits(config.http_max_body_bytes, config.http_body_timeout_s, config.max_request_s)
     completions, small = Completions(service, limits), small_endpoints.SmallEndpoints(service, limits)
     routes = [
@@ -48,7 +50,8 @@ def http_app(service: RouterService, config: RouterConfig) -> ASGIApp:
         HTTPException: _on_http_error,
         ClientDisconnect: _on_disconnect,
     }
-    app = ExceptionMiddleware(Router(routes, redirect_slashes=False), handlers)
+    inner: ASGIApp = Router(routes, redirect_slashes=False)
+    app = ExceptionMiddleware(inner if book is None else TokenApp(inner, book), handlers)
     return _Door(app, frozenset(route.path for route in routes))
 
 
@@ -85,7 +88,7 @@ class _Door:
 
 async def _on_error(request: Request, error: ShoalError) -> Response:
     answer = answer_error(error, _FIELDS.get(request.url.path, ()))
-    headers = dict(answer.headers) | ({"connection": "close"} if answer.status in (408, 413) else {})
+    headers = dict(answer.headers) | ({"connection": "close"} if answer.status in (401, 408, 413) else {})
     return JSONResponse(answer.body, answer.status, headers)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from shoal import errors
+from shoal.rpc.interceptors import retry_after
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +85,8 @@ def answer_error(error: errors.ShoalError, fields: Collection[str] = ()) -> Erro
     if param is None and row.status == 400:
         param = next((word for word in re.findall(r"\w+", message) if word in fields), None)
     code = "context_length_exceeded" if row.status == 400 and "context limit" in message else row.code
-    return ErrorAnswer(row.status, error_body(message, row.kind, param, code), row.headers)
+    headers = retry_after(error) or row.headers
+    return ErrorAnswer(row.status, error_body(message, row.kind, param, code), headers)
 
 
 def as_shoal_error(error: Exception) -> errors.ShoalError:

@@ -115,7 +115,7 @@ async def send_json(send: Send, value: Any, status: int = 200, headers: Headers 
 
 async def send_error(send: Send, answer: ErrorAnswer) -> None:
     """An error's answer; the connection ends, since some of the body may be unread."""
-    headers = (*answer.headers, ("connection", "close")) if answer.status in (408, 413) else answer.headers
+    headers = (*answer.headers, ("connection", "close")) if answer.status in (401, 408, 413) else answer.headers
     await send_json(send, answer.body, answer.status, headers)
 
 

@@ -39,6 +39,10 @@ class AlreadyExists(ShoalError):
 class CapacityExceeded(ShoalError):
     """No room now; the same request may succeed later or on another worker."""
 
+    def __init__(self, message: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s  # when it is known that trying earlier is useless
+
 
 class Unavailable(ShoalError):
     """A worker, a pair or a transfer failed; retrying is safe."""

@@ -110,9 +110,12 @@ async def test_tls_everywhere(tmp_path: Path, tiny_model: Path) -> None:
         str(new_secret(tmp_path / "secret")), str(member.certificate), str(member.key), str(inner.ca)
     )  # fmt: skip
     served = authority.issue("served", names="IP:127.0.0.1,DNS:localhost")
-    flags = ("--tls-cert", served.certificate, "--tls-key", served.key)
+    flags: tuple[object, ...] = ("--tls-cert", served.certificate, "--tls-key", served.key)
+    tokens = tmp_path / "tokens.yaml"
+    token = (await run_cli("token", "acme", "--tokens-file", tokens)).stdout.strip()
+    flags += ("--tokens-file", tokens)
     async with system(tmp_path, tiny_model, *flags, cluster=cluster) as running:
-        await _doors(running, authority, other)
+        await _doors(running, authority, other, token)
         member_link = ClusterLink(cluster)
         assert await describe(running.workers[1], member_link) == "decode-0"
         only_secret = ClusterLink(ClusterConfig(cluster.secret_file))
@@ -124,23 +127,29 @@ async def test_tls_everywhere(tmp_path: Path, tiny_model: Path) -> None:
         renewed = other.issue("renewed", names="IP:127.0.0.1,DNS:localhost")
         for source, target in ((renewed.certificate, served.certificate), (renewed.key, served.key)):
             source.replace(target)
-        await _doors(running, other, authority)
+        await _doors(running, other, authority, token)
 
 
-async def _doors(running: System, right: Authority, wrong: Authority) -> None:
-    assert (await ask(running.grpc, credentials=tls_credentials(ca=right.ca))).transfer.payload_bytes > 0
+async def _doors(running: System, right: Authority, wrong: Authority, token: str) -> None:
+    assert (await ask(running.grpc, credentials=tls_credentials(ca=right.ca), token=token)).transfer.payload_bytes > 0
+    for bad in (None, token[:-1], "shoal_" + "x" * 43):
+        with pytest.raises(Unauthenticated, match="token"):
+            await ask(running.grpc, credentials=tls_credentials(ca=right.ca), token=bad)
     for credentials in (tls_credentials(ca=wrong.ca), None):
         with pytest.raises(Unavailable):
-            await ask(running.grpc, credentials=credentials)
-    assert await fetch(f"https://{running.http}/v1/models", right.ca) == 200
+            await ask(running.grpc, credentials=credentials, token=token)
+    bearer = {"authorization": f"Bearer {token}"}
+    assert await fetch(f"https://{running.http}/v1/models", right.ca, bearer) == 200
+    assert await fetch(f"https://{running.http}/v1/models", right.ca) == 401
     for url, ca in ((f"https://{running.http}/v1/models", wrong.ca), (f"http://{running.http}/v1/models", None)):
         with pytest.raises(OSError):
             await fetch(url, ca)
-    shown = await run_cli("info", "--address", running.grpc, "--tls-ca", right.ca)
+    shown = await run_cli("info", "--address", running.grpc, "--tls-ca", right.ca, environment={"SHOAL_TOKEN": token})
     assert shown.exit_code == 0 and "decode-0" in shown.output, shown.output
-    said = await run_cli("generate", "-a", running.grpc, "--tls-ca", right.ca, "--token-ids", "1,2,3", "-n", 2, "--ignore-eos")
+    calling = ("-a", running.grpc, "--tls-ca", right.ca, "--token", token)
+    said = await run_cli("generate", *calling, "--token-ids", "1,2,3", "-n", 2, "--ignore-eos")
     assert said.exit_code == 0, said.output
-    assert (await run_cli("loads", "-a", running.grpc, "--tls-ca", wrong.ca)).exit_code == 3
+    assert (await run_cli("loads", "-a", running.grpc, "--tls-ca", wrong.ca, "--token", token)).exit_code == 3
 
 
 @needs_openssl

@@ -14,6 +14,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {  # name: (module:attribute, what
     "info": ("shoal.cli.info:info", "Show a server's model, its allowed visibilities and its workers."),
     "loads": ("shoal.cli.info:loads", "Show what every worker holds now."),
     "top": ("shoal.cli.top:top", "Show the pools live: what every worker holds, again and again."),
+    "token": ("shoal.cli.token:token", "Make a token for a tenant."),
     "transfer-cost": ("shoal.cli.transfer_cost:transfer_cost", "What the handoff of a prompt costs under each visibility."),
     "models": ("shoal.cli.models:models", "List the models that can be opened by name."),
     "plan": ("shoal.cli.plan:plan", "The cheapest cluster for a workload and its targets, or why there is none."),

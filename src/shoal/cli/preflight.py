@@ -4,6 +4,7 @@ import socket
 from importlib.util import find_spec
 
 from shoal.config.serve import ServeConfig
+from shoal.config.tokens import read_tokens
 from shoal.config.worker import Pool
 from shoal.errors import InvalidConfig
 from shoal.model_files import ModelFiles, load_tokenizer, open_model
@@ -35,6 +36,8 @@ def check(config: ServeConfig) -> ModelFiles:
     _check_router(config, model)
     server_credentials(config.tls)
     ClusterLink(config.cluster)
+    if config.tokens_file:
+        read_tokens(config.tokens_file)
     _check_memory(config)
     for flag, listen in (("--listen", config.listen), ("--http-listen", config.http_listen)):
         if listen and Address.parse(listen).is_wildcard and not config.allow_wildcard:

@@ -41,6 +41,7 @@ HELP: Final[dict[str, str]] = {
     "tls_key": "The key of --tls-cert.",
     "tls_ca": "Who signs clients' certificates (PEM), with --tls-require-client-cert.",
     "tls_require_client_cert": "Answer only clients with a certificate from --tls-ca.",
+    "tokens_file": "Answer only callers with a token of this file (`shoal token` makes one).",
     "cluster_secret_file": "What processes of the cluster know each other by (mode 600); made anew unless given.",
     "cluster_tls_cert": "Mutual TLS inside the cluster: a certificate (PEM) with the DNS name shoal-cluster.",
     "cluster_tls_key": "The key of --cluster-tls-cert.",

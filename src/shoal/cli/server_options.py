@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from shoal.client import Client, tls_credentials
+from shoal.client import Client, Retry, tls_credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,12 @@ class Server:
     tls_key: str | None
     token: str | None
 
-    def connect(self) -> Client:
+    def connect(self, retry: Retry = Retry()) -> Client:  # noqa: B008  (frozen)
         """A client. Raises InvalidConfig when a file cannot be used."""
         credentials = None
         if self.tls or self.tls_ca or self.tls_cert or self.tls_key:
             credentials = tls_credentials(ca=self.tls_ca, certificate=self.tls_cert, key=self.tls_key)
-        return Client(self.address, credentials=credentials, token=self.token)
+        return Client(self.address, credentials=credentials, token=self.token, retry=retry)
 
 
 _OPTIONS = (

@@ -120,6 +120,7 @@ class Supervisor:
             "tls_cert",
             "tls_key",
             "tls_ca",
+            "tokens_file",
             "cluster_secret_file",
             "cluster_tls_cert",
             "cluster_tls_key",

@@ -14,6 +14,7 @@ from rich.text import Text
 from shoal.cli.failure import told_in_one_line
 from shoal.cli.pools_frame import PoolsFrame
 from shoal.cli.pools_table import draw
+from shoal.cli.server_options import Server, server_options
 from shoal.client import Client
 from shoal.client.connection import Retry
 from shoal.errors import DeadlineExceeded, Unavailable
@@ -23,13 +24,13 @@ _SHORTEST_INTERVAL_S: Final = 0.1
 
 
 @click.command(short_help="Show the pools live.")
-@click.option("--address", "-a", default="127.0.0.1:50051", show_default=True, metavar="HOST:PORT", help="The router.")
+@server_options
 @click.option(
     "--interval-s", "-i", type=click.FloatRange(_SHORTEST_INTERVAL_S), default=1.0, show_default=True, help="Between two looks."
 )
 @click.option("--once", is_flag=True, help="One look, then end.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a look, on one line.")
-def top(address: str, interval_s: float, once: bool, as_json: bool) -> None:
+def top(server: Server, interval_s: float, once: bool, as_json: bool) -> None:
     """Show what every worker holds, live, until Ctrl-C.
 
     runs, waits: requests. blocks: KV blocks used of all. reserved: requests that hold blocks. moves: transfers in flight.
@@ -37,12 +38,12 @@ def top(address: str, interval_s: float, once: bool, as_json: bool) -> None:
     `silent`. When the server stops answering, a terminal says so and goes on trying; piped, or with --once, the command ends.
     """
     with told_in_one_line(), suppress(KeyboardInterrupt):  # the ordinary end of a live view
-        _run(address, interval_s, once=once, as_json=as_json)
+        _run(server, interval_s, once=once, as_json=as_json)
 
 
-def _run(address: str, interval_s: float, *, once: bool, as_json: bool) -> None:
+def _run(server: Server, interval_s: float, *, once: bool, as_json: bool) -> None:
     console = Console()
-    with Client(address, retry=Retry(attempts=1)) as client:
+    with server.connect(Retry(attempts=1)) as client:
         if console.is_terminal and not once and not as_json:
             looks = look_again(lambda: look(client), interval_s)
             with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:

@@ -30,6 +30,7 @@ class RouterConfig:
     drain_s: float = 30.0  # how long running requests may go on after SIGTERM
     metrics: str | None = None  # host:port of /metrics
     allow_wildcard: bool = False
+    tokens_file: str | None = None  # who may call; None: everybody
     tls: TlsConfig = field(default_factory=TlsConfig)  # of both doors
     cluster: ClusterConfig = field(default_factory=ClusterConfig)  # of the way to workers and controller
 

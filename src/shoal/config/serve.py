@@ -62,6 +62,7 @@ class ServeConfig:
     tls_key: str = ""
     tls_ca: str = ""
     tls_require_client_cert: bool = False
+    tokens_file: str = ""  # who may call; "": everybody
     cluster_secret_file: str = ""  # "": `shoal serve` makes one
     cluster_tls_cert: str = ""  # PEM files of every gRPC call between router, controller and workers
     cluster_tls_key: str = ""

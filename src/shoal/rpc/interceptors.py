@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import math
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -11,7 +12,7 @@ from typing import Any, TypeAlias
 import grpc
 from google.protobuf.message import Message
 
-from shoal.errors import InternalError, ShoalError
+from shoal.errors import CapacityExceeded, InternalError, ShoalError
 from shoal.rpc.parsing import read_message
 from shoal.rpc.status import error_from_rpc, to_status
 
@@ -87,11 +88,17 @@ async def _translated(context: Any, method: str) -> AsyncIterator[None]:
     except InternalError:
         await _abort_internal(context, method)
     except ShoalError as error:
-        await context.abort(to_status(error), str(error))
+        await context.abort(to_status(error), str(error), retry_after(error))
     except grpc.aio.AioRpcError as error:
         await context.abort(to_status(mapped := error_from_rpc(error)), str(mapped))
     except Exception:  # noqa: BLE001  # nothing is swallowed: logged with its traceback, and the call fails
         await _abort_internal(context, method)
+
+
+def retry_after(error: ShoalError) -> tuple[tuple[str, str], ...]:
+    """The header, in whole seconds, of an error that says when to try again."""
+    after_s = error.retry_after_s if isinstance(error, CapacityExceeded) else None
+    return () if after_s is None else (("retry-after", str(max(1, math.ceil(after_s)))),)
 
 
 async def _abort_internal(context: Any, method: str) -> None:

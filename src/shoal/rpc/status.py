@@ -48,4 +48,15 @@ def error_from_rpc(error: grpc.RpcError) -> errors.ShoalError:
     details = getattr(error, "details", None)
     if code is None or details is None:
         return errors.InternalError("the call failed without a status")
-    return error_from_status(code(), details() or "")
+    mapped = error_from_status(code(), details() or "")
+    if isinstance(mapped, errors.CapacityExceeded):
+        mapped.retry_after_s = _retry_after_s(error)
+    return mapped
+
+
+def _retry_after_s(error: grpc.RpcError) -> float | None:
+    trailing = getattr(error, "trailing_metadata", None)
+    for name, value in (trailing() if trailing is not None else None) or ():
+        if name == "retry-after" and isinstance(value, str) and value.isascii() and value.isdigit():
+            return float(value)
+    return None
