@@ -11,6 +11,7 @@ PAYLOAD = counter(
     "shoal_transfer_payload_bytes_total", "Bytes of KV and deep states counted at the pair channel, by end.", ["end"]
 )
 HEADERS = counter("shoal_transfer_control_bytes_total", "Bytes of control messages, both directions, by end.", ["end"])
+EXPIRED = counter("shoal_transfer_expired_transfers_total", "Reservations that no prefill worker opened within their lease.")
 SKIPPED = counter("shoal_transfer_skipped_bytes_total", "Bytes that were ready at prefill and no longer wanted by decode.")
 SECONDS = histogram("shoal_transfer_duration_seconds", "From Open to Ack (sent), from reservation to Ack (received).", ["end"])
 PAIRS = gauge("shoal_transfer_active_pairs", "Pairs with a control stream, by end.", ["end"])

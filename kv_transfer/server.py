@@ -12,7 +12,7 @@ import grpc
 
 from shoal.config.transfer import TransferConfig
 from shoal.errors import Cancelled, CapacityExceeded, InternalError, InvalidRequest, Mismatch, ShoalError, Unavailable
-from shoal.kv_transfer import wire
+from shoal.kv_transfer import metrics, wire
 from shoal.kv_transfer.actions import Finish
 from shoal.kv_transfer.attempts import AttemptBook
 from shoal.kv_transfer.backends import make_backend
@@ -207,4 +207,5 @@ class TransferServer(transfer_pb2_grpc.TransferServicer):
         while True:
             await asyncio.sleep(min(self._config.heartbeat_s, self._config.lease_s / 4))
             for attempt_id in self._shared.book.sweep(time.monotonic()):
+                metrics.EXPIRED.inc()
                 self._cancel(attempt_id, Unavailable(f"no prefill worker opened the transfer within {self._config.lease_s:g} s"))

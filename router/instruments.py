@@ -1,6 +1,7 @@
-"""The router's metrics."""
+"""The router's metrics, and how a finished answer is counted. Knows names, units and the public message."""
 
 from shoal.metrics import counter, gauge, histogram
+from shoal.pb.v1 import shoal_pb2
 
 REQUESTS = counter("shoal_router_requests_total", "Requests ended, by outcome and policy", ("outcome", "visibility"))
 RETRIES = counter("shoal_router_retried_requests_total", "Attempts that were tried again, by reason", ("reason",))
@@ -12,12 +13,38 @@ PAYLOAD_BYTES = counter("shoal_router_transfer_payload_bytes_total", "Bytes that
 FULL_DEPTH_BYTES = counter(
     "shoal_router_transfer_full_depth_bytes_total", "Bytes that full depth would have shipped instead", ("visibility",)
 )
+SAVED_BYTES = counter("shoal_router_transfer_saved_bytes_total", "Full depth's bytes less those that crossed", ("visibility",))
 ACTIVE = gauge("shoal_router_active_streams", "Requests being served")
 TTFT = histogram("shoal_router_ttft_seconds", "Receipt of the request to its first token", ("visibility",))
 TPOT = histogram("shoal_router_tpot_seconds", "Mean time per later token of one request", ("visibility",))
 ITL = histogram("shoal_router_itl_seconds", "Gaps between messages of tokens from decode", ("visibility",))
+RESERVE_SECONDS = histogram(
+    "shoal_router_queue_seconds", "From tokenising to decode's reservation: queues of router and decode", ("visibility",)
+)
+PREFILL_SECONDS = histogram("shoal_router_prefill_seconds", "Prefill's queue and compute of one request", ("visibility",))
+EXPOSED_TRANSFER_SECONDS = histogram(
+    "shoal_router_exposed_transfer_seconds", "What the transfer adds to TTFT after the last layer was computed", ("visibility",)
+)
 READY_WORKERS = gauge("shoal_router_ready_workers", "Workers that may be chosen", ("pool",))
 WATCH_RECONNECTS = counter(
     "shoal_router_reopened_endpoint_streams_total", "Times the list of endpoints had to be asked for again"
 )
 HTTP_REQUESTS = counter("shoal_router_http_requests_total", "Answers of the HTTP door, by path and status", ("path", "status"))
+
+
+def count_transfer(policy: str, transfer: shoal_pb2.TransferStats) -> None:
+    """What crossed for one request, and what full depth would have shipped."""
+    PAYLOAD_BYTES.labels(policy).inc(transfer.payload_bytes)
+    FULL_DEPTH_BYTES.labels(policy).inc(transfer.full_depth_bytes)
+    SAVED_BYTES.labels(policy).inc(max(0, transfer.full_depth_bytes - transfer.payload_bytes))
+
+
+def observe_parts(policy: str, complete: shoal_pb2.GenerateComplete) -> None:
+    """Parts of TTFT, of a request whose KV was transferred."""
+    if complete.transfer.num_entries:
+        for histogram_of, ms in (
+            (RESERVE_SECONDS, complete.timings.reserve_ms),
+            (PREFILL_SECONDS, complete.timings.prefill_ms),
+            (EXPOSED_TRANSFER_SECONDS, complete.timings.transfer_ms),
+        ):
+            histogram_of.labels(policy).observe(ms / 1e3)

@@ -72,8 +72,7 @@ class RouterService:
             entry.runs_as(scoring)
             with self._registered(scoring):
                 reply = await scoring.run(self.parts.model.config.shape, self._dtype)
-            instruments.PAYLOAD_BYTES.labels(admitted.policy).inc(reply.transfer.payload_bytes)
-            instruments.FULL_DEPTH_BYTES.labels(admitted.policy).inc(reply.transfer.full_depth_bytes)
+            instruments.count_transfer(admitted.policy, reply.transfer)
             entry.outcome = "scored"
             return reply
 
@@ -117,8 +116,8 @@ class RouterService:
         reply = complete_reply(generation, answer, self.parts.model.config.shape, self._dtype, self._clock())
         complete, policy = reply.complete, generation.admitted.policy
         if all(other.finish_reason is not None for other in generation.answers):  # once, with the last child
-            instruments.PAYLOAD_BYTES.labels(policy).inc(complete.transfer.payload_bytes)
-            instruments.FULL_DEPTH_BYTES.labels(policy).inc(complete.transfer.full_depth_bytes)
+            instruments.count_transfer(policy, complete.transfer)
+            instruments.observe_parts(policy, complete)
         if complete.completion_tokens > 1:
             instruments.TPOT.labels(policy).observe(complete.timings.tpot_ms / 1e3)
         return reply

@@ -3,10 +3,14 @@
 Naming follows Prometheus: `shoal_<room>_<what>_<unit>` (`_<what>` may be missing), counters end in `_total`.
 """
 
+import platform
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+import shoal
 
 UNITS = (
     "seconds",
@@ -29,21 +33,37 @@ _NAME = re.compile(rf"shoal(_[a-z0-9]+)+_({'|'.join(UNITS)})")
 REGISTRY = CollectorRegistry()
 
 
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What was said of a metric when it was declared."""
+
+    name: str
+    kind: str  # counter, gauge, histogram
+    labels: tuple[str, ...]
+    help_text: str
+
+
+DECLARED: list[Declared] = []  # in this process so far
+
+
 def counter(name: str, help_text: str, labels: Sequence[str] = ()) -> Counter:
     """Declare a counter; `name` ends in `_<unit>_total`."""
     _check(name, counts=True)
+    DECLARED.append(Declared(name, "counter", tuple(labels), help_text))
     return Counter(name, help_text, labels, registry=REGISTRY)
 
 
 def gauge(name: str, help_text: str, labels: Sequence[str] = ()) -> Gauge:
     """Declare a gauge; `name` ends in `_<unit>`."""
     _check(name, counts=False)
+    DECLARED.append(Declared(name, "gauge", tuple(labels), help_text))
     return Gauge(name, help_text, labels, registry=REGISTRY)
 
 
 def histogram(name: str, help_text: str, labels: Sequence[str] = (), buckets: Sequence[float] = SECONDS_BUCKETS) -> Histogram:
     """Declare a histogram; `name` ends in `_<unit>`."""
     _check(name, counts=False)
+    DECLARED.append(Declared(name, "histogram", tuple(labels), help_text))
     return Histogram(name, help_text, labels, registry=REGISTRY, buckets=buckets)
 
 
@@ -56,3 +76,7 @@ def _check(name: str, *, counts: bool) -> None:
     if not _NAME.fullmatch(name.removesuffix("_total") if counts else name) or counts != name.endswith("_total"):
         form = "shoal_<room>[_<what>]_<unit>" + ("_total" if counts else "")
         raise ValueError(f"metric {name!r} must be {form}, in lower case, unit one of {', '.join(UNITS)}")
+
+
+_BUILD = gauge("shoal_build_info", "1 for what runs in this process", ("version", "python"))
+_BUILD.labels(shoal.__version__, platform.python_version()).set(1)
