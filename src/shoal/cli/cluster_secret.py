@@ -8,9 +8,14 @@ from shoal.errors import InvalidConfig
 
 
 def new_secret(path: Path) -> Path:
-    """Write 256 random bits to a file that only we may read. Raises FileExistsError."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+    """Write 256 random bits to a file that only we may read, whole or not at all. Raises FileExistsError."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
         file.write(secrets.token_hex(32) + "\n")
+    try:
+        os.link(new, path)  # unlike a rename, it never replaces
+    finally:
+        new.unlink()
     return path
 
 
