@@ -8,6 +8,7 @@ import grpc
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shoal.errors import Unauthenticated
+from shoal.router.instruments import UNAUTHENTICATED
 from shoal.router.tenants import CURRENT, Tenant, TokenBook
 from shoal.rpc.cluster import OPEN_SERVICES, refuse
 
@@ -31,6 +32,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         try:
             tenant = self._book.authenticate(_single(brought))
         except Unauthenticated as error:
+            UNAUTHENTICATED.labels("grpc").inc()
             return refuse(handler, str(error))
         if handler.unary_unary is not None:
             return handler._replace(unary_unary=_answering_for(tenant, handler.unary_unary))
@@ -66,7 +68,11 @@ class TokenApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] not in OPEN_PATHS:
             brought = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
-            CURRENT.set(self._book.authenticate(_single(brought)))
+            try:
+                CURRENT.set(self._book.authenticate(_single(brought)))
+            except Unauthenticated:
+                UNAUTHENTICATED.labels("http").inc()
+                raise
         await self._app(scope, receive, send)
 
 

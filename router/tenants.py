@@ -16,6 +16,7 @@ from typing import Final
 
 from shoal.config.tokens import TokenEntry, hash_token, read_tokens
 from shoal.errors import CapacityExceeded, InvalidConfig, Unauthenticated
+from shoal.router.instruments import LIMITED, TENANT_REQUESTS
 
 _log = logging.getLogger(__name__)
 _WINDOW_S: Final = 60.0
@@ -39,10 +40,12 @@ class Tenant:
         while self._begun and self._begun[0] <= now - _WINDOW_S:
             self._begun.popleft()
         if entry.max_concurrent and self.num_running >= entry.max_concurrent:
+            LIMITED.labels(entry.tenant, "max_concurrent").inc()
             raise CapacityExceeded(
                 f"tenant {entry.tenant} has its limit of {entry.max_concurrent} requests running; wait for one to end", 1.0
             )
         if entry.requests_per_minute and len(self._begun) >= entry.requests_per_minute:
+            LIMITED.labels(entry.tenant, "requests_per_minute").inc()
             wait_s = self._begun[-entry.requests_per_minute] + _WINDOW_S - now
             raise CapacityExceeded(
                 f"tenant {entry.tenant} has used its {entry.requests_per_minute} requests a minute; retry in {wait_s:.0f} s",
@@ -51,6 +54,7 @@ class Tenant:
         if entry.requests_per_minute:
             self._begun.append(now)
         self.num_running += 1
+        TENANT_REQUESTS.labels(entry.tenant).inc()
         try:
             yield
         finally:

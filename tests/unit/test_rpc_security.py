@@ -1,6 +1,8 @@
 import asyncio
 import os
 import shutil
+import ssl
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from shoal.config.tls import ClusterConfig, TlsConfig
 from shoal.config.worker import Pool
 from shoal.errors import InvalidConfig
 from shoal.pb.internal.v1 import worker_pb2, worker_pb2_grpc
+from shoal.router.http import HttpServer
 from shoal.rpc import Address, ClusterLink, RpcServer, open_channel
-from shoal.rpc.tls import PemFiles, server_credentials
+from shoal.rpc.tls import PemFiles, http_context, server_credentials
 from tests.certificates import Authority, Issued
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made by openssl")
@@ -214,3 +217,39 @@ async def test_a_refused_stream_of_requests_ends(tmp_path: Path) -> None:
                 except grpc.aio.AioRpcError as error:
                     answer = error.code().name
                 assert answer == expected
+
+
+async def test_a_new_authority_for_clients_is_taken_while_the_server_runs(authority: Authority, tmp_path: Path) -> None:
+    """At a gRPC and at an HTTP server: first both are trusted, then the new one only."""
+    other = Authority(tmp_path, "other-ca")
+    served, old, new = authority.issue("for-clients"), authority.issue("old-client"), other.issue("new-client")
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(authority.ca.read_bytes())
+    tls = TlsConfig(str(served.certificate), str(served.key), str(trusted), require_client_certificate=True)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def may_call(address: str, url: str, client: Issued) -> bool:
+        ours = tls_credentials(ca=authority.ca, certificate=client.certificate, key=client.key)
+        over_grpc = await outcome(open_channel(address, ours)) == "OK"
+        context = ssl.create_default_context(cafile=str(authority.ca))
+        context.load_cert_chain(client.certificate, client.key)
+        try:
+            over_http = await asyncio.to_thread(lambda: urllib.request.urlopen(url, context=context, timeout=5).status) == 204
+        except OSError:
+            over_http = False
+        assert over_grpc == over_http
+        return over_grpc
+
+    web = HttpServer(app, http_context(tls))
+    url = f"https://{await web.start(Address('127.0.0.1', 0))}/"
+    async with RpcServer(credentials=server_credentials(tls)) as server:
+        address = await started(server)
+        assert [await may_call(address, url, client) for client in (old, new)] == [True, False]
+        trusted.write_bytes(authority.ca.read_bytes() + other.ca.read_bytes())
+        assert [await may_call(address, url, client) for client in (old, new)] == [True, True]
+        trusted.write_bytes(other.ca.read_bytes())
+        assert [await may_call(address, url, client) for client in (old, new)] == [False, True]
+    await web.stop()

@@ -1,6 +1,7 @@
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -12,7 +13,7 @@ from shoal.client import AsyncClient, Retry
 from shoal.config.tokens import TokenEntry, hash_token, new_token, read_tokens
 from shoal.errors import CapacityExceeded, InvalidConfig, Unauthenticated
 from shoal.pb.v1 import shoal_pb2
-from shoal.router import tenants
+from shoal.router import instruments, tenants
 from shoal.router.tenants import Tenant, TokenBook
 from tests.fakes.cluster import Cluster, request
 from tests.fakes.workers import until
@@ -147,6 +148,10 @@ def test_the_command_makes_tokens_and_keeps_only_hashes(tmp_path: Path) -> None:
     assert shown.exit_code == 0 and hash_token(shown.stdout.strip()) in shown.stderr
 
 
+def counted(metric: Any) -> float:
+    return float(metric._value.get())
+
+
 async def test_both_doors_ask_for_a_token(tmp_path: Path) -> None:
     import httpx2 as httpx
 
@@ -155,13 +160,14 @@ async def test_both_doors_ask_for_a_token(tmp_path: Path) -> None:
         tmp_path / "t", TokenEntry("good", hash_token(good)), TokenEntry("slow", hash_token(slow), requests_per_minute=2)
     )
     async with Cluster(tokens_file=str(path)) as c, httpx.AsyncClient(base_url=c.http) as web:
-        bearer = {"authorization": f"Bearer {good}"}
+        bearer, refused_before = {"authorization": f"Bearer {good}"}, counted(instruments.UNAUTHENTICATED.labels("grpc"))
         assert (await c.complete(request(max_tokens=2), metadata=tuple(bearer.items()))).completion_tokens == 2
         for metadata in ((), (("authorization", "Bearer x"),), (("authorization", f"Bearer {good}"),) * 2):
             code, words = await c.status(request(max_tokens=2), metadata=metadata)
             assert code is grpc.StatusCode.UNAUTHENTICATED and "token" in words and good not in words
         with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
             await c.stub.GetLoads(shoal_pb2.GetLoadsRequest())
+        assert counted(instruments.UNAUTHENTICATED.labels("grpc")) == refused_before + 4
         health = health_pb2_grpc.HealthStub(c.channel)
         assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
 
@@ -182,6 +188,8 @@ async def test_both_doors_ask_for_a_token(tmp_path: Path) -> None:
             assert refused.value.retry_after_s is not None and 1 <= refused.value.retry_after_s <= 60
             await client.loads()  # only requests are counted
             answer = await web.post("/v1/completions", json=HTTP_BODY, headers=limited)
+            assert counted(instruments.LIMITED.labels("slow", "requests_per_minute")) == 2
+            assert counted(instruments.TENANT_REQUESTS.labels("slow")) == 2
             assert answer.status_code == 429 and 1 <= int(answer.headers["retry-after"]) <= 60
 
 
