@@ -98,7 +98,8 @@ class NativeStage:
         if work.full is not None:
             self.args.full, self.x = self._rows(work.full)
             self.args.full_layers = self._addresses(backend.full, "layer {} is not held in full here")
-            q, attended = (torch.empty(len(self.x), shape.num_heads, shape.head_dim, dtype=backend.dtype) for _ in range(2))
+            padded = len(self.x) + 15  # matrix tiles may read, and ignore, so many rows more
+            q, attended = (torch.empty(padded, shape.num_heads, shape.head_dim, dtype=backend.dtype) for _ in range(2))
             self._kept += [q, attended]
             self.args.q, self.args.attended = q.data_ptr(), attended.data_ptr()
         if work.kv_only is not None:

@@ -48,7 +48,7 @@ def load_resident(
 ) -> Resident:
     """Load the held layers and make the KV pool. Blocking. `progress` is told (done, total) from this thread."""
     num_blocks = config.pool_blocks(model.config.shape)
-    decoder, report = Decoder.load(model, dtype=config.dtype, held=held, progress=progress)
+    decoder, report = Decoder.load(model, dtype=config.dtype, held=held, backend=config.backend, progress=progress)
     pool = KvPool(model.config.shape, num_blocks, config.block_size, config.dtype)
     return Resident(model, decoder, pool, BlockPool(num_blocks), report)
 

@@ -46,7 +46,7 @@ struct Kernel {
         }
       }
       __m512 sum = _mm512_mul_ps(sum_each(dots), _mm512_set1_ps(call.scale));
-      sum = _mm512_mask_blend_ps(lanes(count - base), _mm512_set1_ps(-INFINITY), sum);
+      sum = _mm512_mask_blend_ps(lanes(count - base), _mm512_set1_ps(kNever), sum);
       _mm512_store_ps(out + base, sum);
     }
   }
@@ -62,7 +62,7 @@ struct Kernel {
       sum = _mm512_add_ps(sum, p);
       store(weights + i, p, 16);
     }
-    const float factor = state.best == -INFINITY ? 0.0f : __builtin_exp2f(state.best - top);
+    const float factor = __builtin_exp2f(state.best - top);
     state.best = top;
     state.sum = state.sum * factor + _mm512_reduce_add_ps(sum);
     return factor;
@@ -139,7 +139,7 @@ struct Kernel {
     const Seen seen = seen_from(own, own.start_slot + part.row, call.window);
     const T* q = call.q + (own.first_row + part.row) * call.q_stride;
     const long group = call.group(), value = call.kv_heads * call.head_stride();
-    for (long h = 0; h < call.heads; ++h) states[h] = {-INFINITY, 0.0f};
+    for (long h = 0; h < call.heads; ++h) states[h] = {kNever, 0.0f};
     std::memset(sums, 0, sizeof(float) * call.heads * kLanes);
     auto find = [&](long first, const T** found) {  // pointers, padded by the last one: nothing unseen is ever read
       const long count = std::min(kChunk, part.last - first);

@@ -13,6 +13,9 @@ inline void multiply(const Linear& linear, long panel, const T* x, long rows, fl
   gemm<T>(rows, kPanel, linear.k, x, linear.k, linear.panel<T>(panel), kPanel, c, ldc, false);
 }
 
+// Rows to multiply where the buffers are padded: what lies behind the last row comes out behind it.
+inline long whole_tiles(long rows) { return brgemm_bf16 ? (rows + 15) / 16 * 16 : rows; }
+
 // One head of one row, from the float sums in place to q or to the pool.
 template <class T>
 void emit_head(const Project& p, long row, long head, float* sums) {
@@ -83,7 +86,7 @@ void project(const Project& p) {
       for (long tile = 0; tile < cut.num_tiles; ++tile) {
         const long first = tile * cut.tile, rows = std::min(cut.tile, (long)p.rows - first);
         normed_rows(static_cast<const T*>(p.x) + first * hidden, p.norm, rows, hidden, p.eps, x);
-        for (long panel = 0; panel < panels; ++panel) multiply(linear, panel, x, rows, sums + panel * kPanel, wide);
+        for (long panel = 0; panel < panels; ++panel) multiply(linear, panel, x, whole_tiles(rows), sums + panel * kPanel, wide);
         for (long r = 0; r < rows; ++r) {
           for (long head = 0; head < num_heads; ++head) emit_head<T>(p, first + r, head, sums + r * wide + head * p.d);
         }
@@ -121,19 +124,20 @@ void finish(const Finish& f) {
 #pragma omp for schedule(dynamic, 1) nowait
       for (long tile = 0; tile < cut.num_tiles; ++tile) {
         const long first = tile * cut.tile, rows = std::min(cut.tile, (long)f.rows - first);
+        const long padded = whole_tiles(rows);
         const T* x = static_cast<const T*>(f.x) + first * hidden;
         const T* attended = static_cast<const T*>(f.attended) + first * from;
         for (long panel = 0; panel < f.output.num_panels(); ++panel) {
-          multiply(f.output, panel, attended, rows, c, kPanel);
+          multiply(f.output, panel, attended, padded, c, kPanel);
           add_rows(c, rows, panel, hidden, x, middle);
         }
         normed_rows(middle, f.norm, rows, hidden, f.eps, normed);
         for (long panel = 0; panel < f.gate_up.num_panels(); ++panel) {
-          multiply(f.gate_up, panel, normed, rows, c, kPanel);
+          multiply(f.gate_up, panel, normed, padded, c, kPanel);
           activate(c, rows, panel, width, active);
         }
         for (long panel = 0; panel < f.down.num_panels(); ++panel) {
-          multiply(f.down, panel, active, rows, c, kPanel);
+          multiply(f.down, panel, active, padded, c, kPanel);
           add_rows(c, rows, panel, hidden, middle, static_cast<T*>(f.out) + first * hidden);
         }
       }

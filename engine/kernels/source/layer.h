@@ -32,7 +32,7 @@ struct Project {
 
 // Output projection, residual, norm, gate and up, SiLU, down, residual.
 struct Finish {
-  const void *x, *attended, *norm;  // [rows, hidden], [rows, heads · d], [hidden]
+  const void *x, *attended, *norm;  // [rows, hidden], [rows + 15, heads · d], [hidden]
   Linear output, gate_up, down;     // each panel of gate_up: 16 rows of gate, then the 16 of up
   void* out;                        // [rows, hidden]
   int64_t rows, num_threads;

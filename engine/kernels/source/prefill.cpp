@@ -2,6 +2,8 @@
 //
 // K and V of the run are packed once, as the word-packed right sides of two matrix products: K transposed, V as it is.
 // Slots that no row sees are packed as zeros without being read. Rows of a tile are (row, head) pairs of one K/V head.
+#include <numeric>
+
 #include "gemm.h"
 #include "paged.h"
 
@@ -24,8 +26,9 @@ struct Tiles {
   Tiles(const Attention<T>& call, const Run& run)
       : call(call), run(run), ids(run.ids(call.layer)), words(call.d / Word::kPer), width((call.d + 15) / 16 * 16) {
     const bool wide = sizeof(T) == 2 && brgemm_bf16;
-    tile_rows = std::max(1L, (wide ? 128 : 48) / call.group());
-    keys = wide ? 256 : 128;
+    const long unit = wide ? 16 / std::gcd(16L, call.group()) : 1;  // brgemm: whole tiles of 16
+    tile_rows = std::max(unit, (wide ? 128 : 48) / call.group() / unit * unit);
+    keys = 256;
     num_blocks = (run.num_slots() + keys - 1) / keys;
     first_seen = seen_from(run, run.start_slot, call.window).low;
     sink_end = seen_from(run, run.num_slots() - 1, call.window).sink;
@@ -90,7 +93,7 @@ struct Tiles {
   // One row's scores of a block → weights, with the running maximum and sum; returns false when the maximum has not moved.
   bool weigh(float* scores, long columns, long first, const Seen& seen, T* weights, float& best, float& sum, float& factor) const {
     const bool whole = seen.low <= first && seen.high >= first + columns;
-    const __m512 scale = _mm512_set1_ps(call.scale), least = _mm512_set1_ps(-INFINITY);
+    const __m512 scale = _mm512_set1_ps(call.scale), least = _mm512_set1_ps(kNever);
     __m512 most = least;
     if (whole) {
       for (long i = 0; i < columns; i += 16) most = _mm512_max_ps(most, _mm512_loadu_ps(scores + i));
@@ -107,13 +110,13 @@ struct Tiles {
       }
     }
     const float top = _mm512_reduce_max_ps(most) * call.scale;
-    if (top == -INFINITY && best == -INFINITY) {  // nothing seen yet
+    if (!whole && _mm512_reduce_max_ps(most) == kNever && best == kNever) {  // nothing seen yet
       for (long i = 0; i < columns; i += 16) store(weights + i, _mm512_setzero_ps(), 16);
       return false;
     }
     const bool moved = top > best;
     if (moved) {
-      factor = best == -INFINITY ? 0.0f : __builtin_exp2f(best - top);
+      factor = __builtin_exp2f(best - top);
       best = top;
       sum *= factor;
     }
@@ -139,7 +142,7 @@ struct Tiles {
     T* query = numbers.at_least(m * (call.d + keys));
     T* weights = query + m * call.d;
     std::fill(sums, sums + m * width, 0.0f);
-    std::fill(best, best + m, -INFINITY);
+    std::fill(best, best + m, kNever);
     std::fill(total, total + m, 0.0f);
     if (m > used) std::memset(query + used * call.d, 0, (m - used) * call.d * sizeof(T));
     if (m > used) std::memset(weights + used * keys, 0, (m - used) * keys * sizeof(T));

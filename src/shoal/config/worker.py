@@ -32,6 +32,7 @@ class WorkerConfig:
     epoch: int = 0  # the worker's incarnation; a restarted worker has a higher one
     dtype: DType = DType.FLOAT32
     num_threads: int = 1  # of the step thread's tensor operations
+    backend: str = "auto"  # who computes: "native" (compiled kernels), "torch", or the first that works
     block_size: int = 16  # tokens
     num_blocks: int | None = None  # None: as many as fit kv_memory_bytes
     kv_memory_bytes: int = 1 << 30
