@@ -19,5 +19,6 @@ USED_BLOCKS = gauge("shoal_decode_worker_used_blocks", "KV blocks with an owner"
 TOTAL_BLOCKS = gauge("shoal_decode_worker_total_blocks", "KV blocks of the pool")
 RESERVED_REQUESTS = gauge("shoal_decode_worker_reserved_requests", "Requests that hold blocks")
 WAITING_REQUESTS = gauge("shoal_decode_worker_waiting_requests", "Requests that wait for blocks")
+STATE_SECONDS = histogram("shoal_decode_worker_state_seconds", "How long requests stood in each state", ["state"])
 ENDED_REQUESTS = counter("shoal_decode_worker_ended_requests_total", "Requests by how they ended", ["end"])
 RECEIVED_BYTES = counter("shoal_decode_worker_received_bytes_total", "Payload of completed transfers, counted at the channel")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 
+from shoal.decode_worker import metrics
 from shoal.decode_worker.child import Child
 from shoal.decode_worker.output import Finish, OutputStream
 from shoal.decode_worker.reservations import Reservation
@@ -72,8 +73,9 @@ class DecodeRequest:
         """Enter a state and note the time. Raises InternalError for a step the picture does not have."""
         if self.state.is_end or (state not in _NEXT.get(self.state, ()) and state not in (_ENDS - {RequestState.FINISHED})):
             raise InternalError(f"request {self.spec.attempt_id} cannot go from {self.state} to {state}")
-        self.state = state
-        self.times[state] = self._clock()
+        now = self._clock()
+        metrics.STATE_SECONDS.labels(self.state).observe(now - self.times[self.state])
+        self.state, self.times[state] = state, now
 
     def end(self, end: Finish | ShoalError) -> None:
         """It is over, for whatever reason. Only the first counts; the request's own task gives everything back."""

@@ -14,5 +14,6 @@ USED_BLOCKS = gauge("shoal_prefill_worker_used_blocks", "KV blocks with an owner
 TOTAL_BLOCKS = gauge("shoal_prefill_worker_total_blocks", "KV blocks of the pool")
 HOLDING_REQUESTS = gauge("shoal_prefill_worker_holding_requests", "Tasks that hold blocks")
 WAITING_REQUESTS = gauge("shoal_prefill_worker_waiting_requests", "Tasks that wait for blocks")
+STATE_SECONDS = histogram("shoal_prefill_worker_state_seconds", "How long tasks stood in each state", ["state"])
 ENDED_REQUESTS = counter("shoal_prefill_worker_ended_requests_total", "Tasks by how they ended", ["end"])
 SENT_BYTES = counter("shoal_prefill_worker_sent_bytes_total", "Payload of acknowledged transfers, counted at the channel")

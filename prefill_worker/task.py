@@ -15,6 +15,7 @@ from threading import Lock
 
 from shoal.errors import InternalError, ShoalError
 from shoal.kv_transfer import OutgoingTransfer, SentReport
+from shoal.prefill_worker import metrics
 from shoal.prefill_worker.export import ExportTracker
 from shoal.prefill_worker.spec import PrefillSpec
 
@@ -62,8 +63,9 @@ class PrefillTask:
         """Enter a state and note the time. Raises InternalError for a step the picture does not have."""
         if self.state in _ENDS or (state is not _NEXT.get(self.state) and state not in (_ENDS - {TaskState.SENT})):
             raise InternalError(f"task {self.spec.attempt_id} cannot go from {self.state} to {state}")
-        self.state = state
-        self.times[state] = self._clock()
+        now = self._clock()
+        metrics.STATE_SECONDS.labels(self.state).observe(now - self.times[self.state])
+        self.state, self.times[state] = state, now
         if state is TaskState.COMPUTED:
             self.computed.set()
 

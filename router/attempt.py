@@ -17,6 +17,7 @@ from shoal.config.logs import loggable
 from shoal.errors import Cancelled, DeadlineExceeded, InternalError, ShoalError, Unavailable
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.placement.cost import RequestCost
+from shoal.router.attempt_state import AttemptState, Progress
 from shoal.router.legs import DispatchRequest, decode_message, prefill_message, read_end, read_tokens
 from shoal.router.output import Output
 from shoal.router.worker import Worker
@@ -33,10 +34,16 @@ class AttemptReport:
     decode_worker: str = ""
     prefill_worker: str = ""
     reserved: worker_pb2.Reserved | None = None
-    reserved_at: float | None = None  # of the event loop's clock
+    progress: Progress = field(default_factory=Progress)
     prefill: worker_pb2.PrefillResponse | None = None
     finished: dict[int, worker_pb2.Finished] = field(default_factory=dict)  # by child
     failed: set[tuple[str, int]] = field(default_factory=set)  # workers that may be to blame
+
+    @property
+    def reserved_at(self) -> float | None:
+        """Of the event loop's clock."""
+        times = self.progress.times
+        return times.get(AttemptState.PREFILLING, times.get(AttemptState.DECODING))
 
 
 class Attempt:
@@ -85,19 +92,31 @@ class Attempt:
                     case "reserved":
                         self._take_reservation(event.reserved)
                     case "tokens":
+                        self._is_decoding()
                         self._decode_debt.pay(len(event.tokens.token_ids) * self._decode.fingerprint.num_layers)
                         yield read_tokens(self._request, event.tokens)
                     case "finished":
+                        self._is_decoding()
                         self.report.finished[event.finished.index] = event.finished
                         await self.settle()
+                        if self._is_over:
+                            self.report.progress.end(AttemptState.FINISHED)
                         yield [read_end(event.finished)]
                         if self._is_over:
                             return
                     case other:
                         raise InternalError(f"decode worker {self._decode.worker_id} sent an event of kind {other}")
             raise self._blame(self._decode, Unavailable(f"decode worker {self._decode.worker_id} ended its stream early"))
+        except Exception:
+            self.report.progress.end(AttemptState.FAILED)
+            raise
         finally:
+            self.report.progress.end(AttemptState.CANCELLED)
             await self._end()
+
+    def _is_decoding(self) -> None:
+        if self.report.progress.state is not AttemptState.DECODING:
+            self.report.progress.move(AttemptState.DECODING)
 
     def end_children(self, indexes: Collection[int]) -> None:
         """Tell decode that these children need no more tokens; the others go on."""
@@ -134,9 +153,10 @@ class Attempt:
         if self.report.reserved is not None:
             raise InternalError(f"decode worker {self._decode.worker_id} reserved twice")
         self.report.reserved = reserved
-        self.report.reserved_at = time.monotonic()
         if reserved.num_entries == 0:
+            self.report.progress.move(AttemptState.DECODING)
             return
+        self.report.progress.move(AttemptState.PREFILLING)
         if self._prefill is None:
             raise InternalError("decode expects a transfer, but the prompt has no prefill tokens")
         self.report.prefill_worker = self._prefill.worker_id

@@ -22,6 +22,7 @@ RESERVE_SECONDS = histogram(
     "shoal_router_queue_seconds", "From tokenising to decode's reservation: queues of router and decode", ("visibility",)
 )
 PREFILL_SECONDS = histogram("shoal_router_prefill_seconds", "Prefill's queue and compute of one request", ("visibility",))
+ATTEMPT_STATE_SECONDS = histogram("shoal_router_attempt_state_seconds", "How long attempts stood in each state", ("state",))
 EXPOSED_TRANSFER_SECONDS = histogram(
     "shoal_router_exposed_transfer_seconds", "What the transfer adds to TTFT after the last layer was computed", ("visibility",)
 )

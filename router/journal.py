@@ -11,6 +11,7 @@ from shoal.router.admission import Admitted
 from shoal.router.dispatch import DispatchReport
 from shoal.router.generation import Generation
 from shoal.router.scoring import Scoring
+from shoal.router.tenants import tenant_name
 from shoal.rpc import to_status
 
 _log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class Entry:
         instruments.REQUESTS.labels(self.outcome, self.policy).inc()
         error = self._error
         is_fault = error is not None and (not isinstance(error, ShoalError) or isinstance(error, InternalError | Unavailable))
-        fields: dict[str, object] = {"outcome": self.outcome, "total_s": now - self.arrived}
+        fields: dict[str, object] = {"outcome": self.outcome, "tenant": tenant_name(), "total_s": now - self.arrived}
         if self._admitted is not None:
             request = self._admitted.dispatch
             fields |= {"visibility": request.visibility, "prompt_tokens": len(request.prompt_ids)}
