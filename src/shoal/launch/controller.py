@@ -17,6 +17,7 @@ from shoal.config.logs import configure_logging
 from shoal.config.serve import ServeConfig, read_yaml
 from shoal.controller.controller import Controller
 from shoal.controller.events import EventWriter
+from shoal.controller.guardian import guard
 from shoal.controller.ray_cluster import RayCluster
 from shoal.errors import ShoalError
 from shoal.rpc import Address, serve_metrics
@@ -36,6 +37,8 @@ def main(config_file: Path | None, config_text: str | None, listen: str, metrics
         values = json.loads(config_text) if config_text else read_yaml(config_file) if config_file else {}
         config = ServeConfig.from_mapping(values)
         configure_logging(config.log_level, "controller", config.log_format)
+        if not config.ray_address:
+            guard()  # a Ray of our own must not outlive us
         serve(config, Address.parse(listen), metrics_listen, events, watch_stdin=watch_stdin)
     except ShoalError as error:
         events.emit("failed", message=str(error))
