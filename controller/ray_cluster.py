@@ -43,6 +43,7 @@ def actor_environment(num_threads: int, transfer_backend: str, log_level: str, l
     root = Path(shoal.__file__).resolve().parents[1]
     if root != Path(sysconfig.get_paths()["purelib"]).resolve():  # run from a checkout
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH", ""))))
+    environment |= {name: value for name, value in os.environ.items() if name.startswith("OTEL_")}
     if "SHOAL_FAULTS" in os.environ:
         environment["SHOAL_FAULTS"] = os.environ["SHOAL_FAULTS"]
     if transfer_backend == "nccl":

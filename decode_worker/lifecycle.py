@@ -19,6 +19,7 @@ from shoal.engine.sampling import ConstraintMaker
 from shoal.errors import Cancelled, DeadlineExceeded, InternalError, ShoalError
 from shoal.kv_transfer import IncomingTransfer
 from shoal.placement.plan import Entry, EntryKind
+from shoal.rpc.tracing import trace_past, trace_states
 
 _log = logging.getLogger(__name__)
 
@@ -128,6 +129,7 @@ class RequestRunner:
             log_event(_log, logging.WARNING, "transfer failed", error=loggable(error))
             raise
         metrics.RECEIVED_BYTES.inc(report.payload_bytes)
+        trace_past("transfer received", report.seconds, payload_bytes=report.payload_bytes)
         log_event(
             _log,
             logging.DEBUG,
@@ -157,6 +159,8 @@ class RequestRunner:
                 histogram.observe(stop - begin)
 
     def _journal(self, request: DecodeRequest, end: Finish | ShoalError) -> None:
+        worker_id, attempt_id = self._config.worker_id, request.spec.attempt_id
+        trace_states("decode request", request.times, worker_id=worker_id, attempt_id=attempt_id)
         log_event(
             _log,
             logging.WARNING if request.state is RequestState.FAILED else logging.DEBUG,

@@ -15,6 +15,7 @@ from shoal.pb.internal.v1 import worker_pb2, worker_pb2_grpc
 from shoal.pb.v1 import shoal_pb2
 from shoal.placement.arithmetic import decode_kv_layer_tokens, kv_bytes
 from shoal.rpc import time_remaining_s
+from shoal.rpc.tracing import continue_trace
 from shoal.types import TokenLogprobs
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class DecodeServicer(worker_pb2_grpc.DecodeWorkerServicer):
 
     async def Decode(self, request: worker_pb2.DecodeRequest, context: "Context") -> AsyncIterator[worker_pb2.DecodeEvent]:
         """`reserved`, tokens, `finished` for each child. The stream's end, however it comes, ends the request."""
+        continue_trace(context.invocation_metadata())
         bind_log_ids(request_id=request.request_id)  # of this call, and of the tasks it starts
         running = self._worker.submit(request, time_remaining_s(context, self._worker.config.max_request_s))
         try:

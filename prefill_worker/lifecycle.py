@@ -22,6 +22,7 @@ from shoal.prefill_worker.source import PrefillSource
 from shoal.prefill_worker.spec import PrefillSpec
 from shoal.prefill_worker.step_loop import PrefillStepLoop, Work
 from shoal.prefill_worker.task import PrefillTask, TaskState
+from shoal.rpc.tracing import trace_past, trace_states
 
 _log = logging.getLogger(__name__)
 
@@ -111,6 +112,7 @@ class TaskRunner:
             report = await (await asyncio.shield(opening)).wait()
             await task.computed.wait()  # the acknowledgement can overtake the end of the step that sent the last entry
             metrics.SENT_BYTES.inc(report.payload_bytes)
+            trace_past("transfer sent", report.seconds, payload_bytes=report.payload_bytes)
             log_event(
                 _log,
                 logging.DEBUG,
@@ -158,6 +160,7 @@ class TaskRunner:
             metrics.AFTER_COMPUTE_SECONDS.observe(task.seconds(TaskState.COMPUTED, TaskState.SENT))
 
     def _journal(self, task: PrefillTask, end: SentReport | ShoalError) -> None:
+        trace_states("prefill task", task.times, worker_id=self._config.worker_id, attempt_id=task.spec.attempt_id)
         has_failed = task.state is TaskState.FAILED
         fields = {"end": task.state, "error": loggable(end) if isinstance(end, ShoalError) else None}
         if has_failed and task.outgoing is not None:

@@ -11,6 +11,7 @@ from shoal.pb.internal.v1 import worker_pb2, worker_pb2_grpc
 from shoal.pb.v1 import shoal_pb2
 from shoal.prefill_worker.task import TaskState
 from shoal.rpc import time_remaining_s
+from shoal.rpc.tracing import continue_trace
 
 if TYPE_CHECKING:
     from shoal.prefill_worker.worker import PrefillWorker
@@ -26,6 +27,7 @@ class PrefillServicer(worker_pb2_grpc.PrefillWorkerServicer):
 
     async def Prefill(self, request: worker_pb2.PrefillRequest, context: "Context") -> worker_pb2.PrefillResponse:
         """Returns when decode has acknowledged everything. The call's end, however it comes, ends the task."""
+        continue_trace(context.invocation_metadata())
         bind_log_ids(request_id=request.request_id, attempt_id=request.attempt_id)
         task = self._worker.submit(request, time_remaining_s(context, self._worker.config.max_request_s))
         try:

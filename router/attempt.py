@@ -22,6 +22,7 @@ from shoal.router.legs import DispatchRequest, decode_message, prefill_message, 
 from shoal.router.output import Output
 from shoal.router.worker import Worker
 from shoal.rpc import error_from_rpc
+from shoal.rpc.tracing import trace_metadata, trace_states
 
 _log = logging.getLogger(__name__)
 _PREFILL_REPORT_S: Final = 1.0  # decode has acknowledged before it samples, so the response is on its way
@@ -86,7 +87,8 @@ class Attempt:
         try:
             if self._failure is not None:
                 raise self._failure
-            self._call = self._decode.stub.Decode(decode_message(self._request, self._replays), timeout=self._time_left())
+            message = decode_message(self._request, self._replays)
+            self._call = self._decode.stub.Decode(message, timeout=self._time_left(), metadata=trace_metadata())
             while (event := await self._read()) is not None:
                 match event.WhichOneof("event"):
                     case "reserved":
@@ -112,7 +114,18 @@ class Attempt:
             raise
         finally:
             self.report.progress.end(AttemptState.CANCELLED)
+            self._trace()
             await self._end()
+
+    def _trace(self) -> None:
+        report = self.report
+        trace_states(
+            "attempt",
+            report.progress.times,
+            attempt_id=report.reserved.attempt_id if report.reserved is not None else "",
+            decode_worker=report.decode_worker,
+            prefill_worker=report.prefill_worker,
+        )
 
     def _is_decoding(self) -> None:
         if self.report.progress.state is not AttemptState.DECODING:
@@ -165,7 +178,7 @@ class Attempt:
     async def _run_prefill(self, worker: Worker, reserved: worker_pb2.Reserved) -> None:
         try:
             message = prefill_message(self._request, reserved, self._decode.address)
-            self.report.prefill = await worker.stub.Prefill(message, timeout=self._time_left())
+            self.report.prefill = await worker.stub.Prefill(message, timeout=self._time_left(), metadata=trace_metadata())
         except grpc.aio.AioRpcError as error:
             self._fail(worker, _leg_error(worker, error))
         except asyncio.CancelledError:

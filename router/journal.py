@@ -13,6 +13,7 @@ from shoal.router.generation import Generation
 from shoal.router.scoring import Scoring
 from shoal.router.tenants import tenant_name
 from shoal.rpc import to_status
+from shoal.rpc.tracing import traced
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class Entry:
 def journal(request_id: str, clock: Callable[[], float]) -> Iterator[Entry]:
     """A request is served inside; lines written meanwhile carry its id."""
     entry = Entry(request_id, clock())
-    with log_ids(request_id=request_id):
+    with log_ids(request_id=request_id), traced("request") as span:
         try:
             yield entry
         except Exception as error:
@@ -85,6 +86,7 @@ def journal(request_id: str, clock: Callable[[], float]) -> Iterator[Entry]:
             raise
         finally:
             entry.close(clock())
+            span |= {"request_id": entry.request_id, "outcome": entry.outcome, "visibility": entry.policy}
 
 
 def _figures(running: Generation | Scoring, arrived: float) -> dict[str, object]:

@@ -13,6 +13,7 @@ from shoal.config.router import RouterConfig
 from shoal.config.tls import ClusterConfig, TlsConfig
 from shoal.errors import InvalidRequest, ShoalError
 from shoal.router.app import Router
+from shoal.rpc.tracing import configure_tracing
 from shoal.visibility import Visibility
 
 SERVING: Final = "router can serve"  # printed once, for whoever started this process
@@ -55,6 +56,7 @@ def command(
     SIGTERM and Ctrl-C: health says NOT_SERVING, running requests finish (up to --drain-s), then the process ends.
     """
     configure_logging(log_level, "router", log_format)
+    configure_tracing("router")
     try:
         tls = TlsConfig(*(settings.pop(f"tls_{name}") for name in ("cert", "key", "ca", "require_client_cert")))
         cluster = ClusterConfig(*(settings.pop(f"cluster_{n}") for n in ("secret_file", "tls_cert", "tls_key", "tls_ca")))

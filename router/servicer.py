@@ -9,6 +9,7 @@ import grpc
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
 from shoal.router.service import RouterService
 from shoal.rpc import time_remaining_s
+from shoal.rpc.tracing import continue_trace
 
 Context = grpc.aio.ServicerContext
 
@@ -22,11 +23,13 @@ class ShoalServicer(shoal_pb2_grpc.ShoalServicer):
     async def Generate(
         self, request: shoal_pb2.GenerateRequest, context: "Context[Any, Any]"
     ) -> AsyncGenerator[shoal_pb2.GenerateResponse, None]:
+        continue_trace(context.invocation_metadata())
         async with aclosing(self._service.generate(request, self._time_left_s(context))) as replies:
             async for reply in replies:
                 yield reply
 
     async def Score(self, request: shoal_pb2.ScoreRequest, context: "Context[Any, Any]") -> shoal_pb2.ScoreResponse:
+        continue_trace(context.invocation_metadata())
         return await self._service.score(request, self._time_left_s(context))
 
     async def Tokenize(self, request: shoal_pb2.TokenizeRequest, context: "Context[Any, Any]") -> shoal_pb2.TokenizeResponse:

@@ -17,6 +17,7 @@ from shoal.errors import ShoalError
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.rpc.address import Address
 from shoal.rpc.metrics_http import serve_metrics
+from shoal.rpc.tracing import configure_tracing
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class HostedWorker:
     def __init__(self, config_text: str) -> None:
         self._config = WorkerConfig.from_dict(json.loads(config_text))
         configure_worker_logging(self._config.worker_id)
+        configure_tracing(self._config.worker_id)
         self._config_text = config_text
         self._progress: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
         self._worker: Worker | None = None

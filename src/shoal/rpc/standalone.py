@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from shoal.config.logs import configure_worker_logging
 from shoal.config.worker import WorkerConfig
 from shoal.errors import InvalidConfig, ShoalError
+from shoal.rpc.tracing import configure_tracing
 
 GRACE_S: Final = 30.0
 
@@ -36,6 +37,7 @@ def main(make_worker: Callable[[WorkerConfig], Startable], arguments: list[str])
             raise InvalidConfig(f"cannot read {arguments[0]}: {error}") from None
         config = WorkerConfig.from_dict(values)
         configure_worker_logging(config.worker_id)
+        configure_tracing(config.worker_id)
         return asyncio.run(_serve(make_worker(config)))
     except ShoalError as error:
         print(f"error: {error}", file=sys.stderr)
