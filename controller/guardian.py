@@ -34,4 +34,8 @@ def guard() -> None:
         signal.signal(signum, signal.SIG_IGN)
     end_descendants()
     code = os.waitstatus_to_exitcode(status)
-    os._exit(code if code >= 0 else 128 - code)
+    if code < 0:
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):  # whose handling cannot be set
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)

@@ -76,8 +76,9 @@ class Cluster:
         raise AssertionError(f"no process of {worker_id} listens on {port}")
 
     def child(self, module: str) -> psutil.Process:
-        """The process of `python -m <module>`."""
-        return next(p for p in self.descendants() if module in " ".join(_command(p)))
+        """The process of `python -m <module>`; the controller's guardian, which it was forked from, is not it."""
+        processes = [p for p in self.descendants() if module in " ".join(_command(p))]
+        return next(p for p in processes if not any(other.ppid() == p.pid for other in processes))
 
     def descendants(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)

@@ -26,7 +26,10 @@ def _run(end: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
     return process, [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
 
 
-@pytest.mark.parametrize(("end", "status"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), signal.SIGKILL)", 128 + 9)])
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [("sys.exit(7)", 7), ("os.kill(os.getpid(), signal.SIGKILL)", -9), ("os.kill(os.getpid(), signal.SIGSEGV)", -11)],
+)
 def test_what_the_child_leaves_ends_with_it(end: str, status: int) -> None:
     process, below = _run(end)
     assert process.wait(20) == status
