@@ -95,7 +95,7 @@ class SlotKeeper:
             async with asyncio.timeout(grace_s + 5):
                 await handle.stop(grace_s)
         except (TimeoutError, Unavailable) as error:
-            _log.warning("%s did not stop in time and is killed: %s", self.slot.worker_id, error or "no answer")
+            _log.warning("%s did not stop in time and is killed: %s", self.slot.worker_id, str(error) or "no answer")
         finally:
             handle.kill()
             self._board.set(self._name, EndpointState.DEAD)

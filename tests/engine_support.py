@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from shoal.engine.local import LocalEngine, LocalRequest, LocalResult
 from shoal.model_files import ModelFiles, open_model, write_random_model
 from shoal.types import DType, SamplingParams
 from shoal.visibility import Visibility
+from tests.folders import temporary_folder
 
 torch.set_num_threads(1)
 
@@ -45,7 +44,7 @@ BACKENDS = ["torch", pytest.param("native", marks=pytest.mark.skipif(bool(NATIVE
 @cache
 def model_files(variant: str = "llama") -> ModelFiles:
     options = {"vocab_size": 300, **VARIANTS[variant]}
-    return open_model(str(write_random_model(Path(mkdtemp(prefix="shoal-test-")), **options)))
+    return open_model(str(write_random_model(temporary_folder(), **options)))
 
 
 @cache

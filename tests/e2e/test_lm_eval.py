@@ -13,7 +13,7 @@ from shoal.client import AsyncClient
 from shoal.errors import InvalidConfig, InvalidRequest
 from tests.e2e.served import Served, served
 
-pytest.importorskip("lm_eval", reason="needs lm-eval: pip install 'shoal[eval]'")
+pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -e '.[eval]'")
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 CHOICE = """

@@ -4,8 +4,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 
 import pytest
 
@@ -14,6 +12,7 @@ from shoal.errors import InternalError, InvalidRequest
 from shoal.model_files import write_random_model
 from shoal.types import Constraint, ConstraintKind
 from tests.fakes.workers import until
+from tests.folders import temporary_folder
 
 GOOD = Constraint(ConstraintKind.REGEX, "[a-z]+")
 ENDLESS = Constraint(ConstraintKind.GRAMMAR, "start: R\nR: ~/(.*a.{20}.*)/ & /(.*b.{9}.*){3}/")
@@ -21,7 +20,7 @@ ENDLESS = Constraint(ConstraintKind.GRAMMAR, "start: R\nR: ~/(.*a.{20}.*)/ & /(.
 
 @cache
 def folder() -> str:
-    return str(write_random_model(Path(mkdtemp(prefix="shoal-test-")), vocab_size=300))
+    return str(write_random_model(temporary_folder(), vocab_size=300))
 
 
 @pytest.fixture

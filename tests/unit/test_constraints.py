@@ -9,7 +9,6 @@ import threading
 from collections.abc import Collection
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import jsonschema
@@ -22,6 +21,7 @@ from shoal.constraints import MAX_CHARACTERS, MAX_CHOICES, AnswerConstraint, Con
 from shoal.errors import InvalidConfig, InvalidRequest, Unsupported
 from shoal.model_files import Tokenizer, load_tokenizer, open_model, write_random_model
 from shoal.types import Constraint, ConstraintKind
+from tests.folders import temporary_folder
 
 EOS, PADDED = 2, 340  # the vocabulary has 300 tokens, the model's head 340
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ REGEXES = [r"[a-z]{2,5}@[a-z]{1,4}\.(com|de)", r"(日|本){1,6}", r"[0-9]{4}-[0-
 
 @cache
 def tokenizer() -> Tokenizer:
-    return load_tokenizer(open_model(str(write_random_model(Path(mkdtemp(prefix="shoal-test-")), vocab_size=300))))
+    return load_tokenizer(open_model(str(write_random_model(temporary_folder(), vocab_size=300))))
 
 
 @cache
@@ -251,7 +251,7 @@ print("alive", threading.stack_size())
 
 @cache
 def _folder() -> Path:
-    return write_random_model(Path(mkdtemp(prefix="shoal-test-")), vocab_size=300)
+    return write_random_model(temporary_folder(), vocab_size=300)
 
 
 def test_equal_constraints_compile_once_and_only_the_last_ones_are_remembered() -> None:

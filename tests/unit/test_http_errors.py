@@ -247,7 +247,7 @@ async def test_no_workers_is_503_and_health_says_so() -> None:
         assert answer.status_code == 503 and answer.json()["error"]["code"] == "unavailable"
 
 
-def test_every_error_has_a_row() -> None:
+async def test_every_error_has_a_row() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.ShoalError)]
     assert len(kinds) > 10
     for kind in kinds:

@@ -254,3 +254,10 @@ def test_metrics_are_served_on_the_named_interface() -> None:
             serve_metrics(server.address)
     finally:
         server.close()
+
+
+def test_grpcs_own_words_do_not_reach_users() -> None:
+    late = error_from_status(grpc.StatusCode.DEADLINE_EXCEEDED, "Stream removed (Deadline Exceeded)")
+    assert "allow more time" in str(late)
+    gone = error_from_status(grpc.StatusCode.UNAVAILABLE, "Stream removed (Socket closed (GOAWAY received))")
+    assert "closed the connection" in str(gone)

@@ -177,3 +177,11 @@ def test_the_page_on_operations_names_every_flag_and_its_default() -> None:
             else:
                 expected = f"{default:g}" if isinstance(default, float) else str(default) or "–"
             assert value == expected, flag
+
+
+def test_nccl_without_gpus_and_one_port_for_two_doors_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    model = str(write_random_model(tmp_path / "tiny"))
+    with pytest.raises(InvalidConfig, match=r"nccl needs a GPU for each of 5000 workers .* --ray-address"):
+        check(ServeConfig(model=model, listen="127.0.0.1:0", transfer_backend="nccl", prefill_workers=4999))
+    with pytest.raises(InvalidConfig, match=r"--http-listen .* port of its own"):
+        check(ServeConfig(model=model, listen="127.0.0.1:50997", http_listen="127.0.0.1:50997"))

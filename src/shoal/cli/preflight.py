@@ -2,6 +2,7 @@
 
 import socket
 from importlib.util import find_spec
+from pathlib import Path
 
 from shoal.config.serve import ServeConfig
 from shoal.config.tokens import read_tokens
@@ -33,6 +34,7 @@ def check(config: ServeConfig) -> ModelFiles:
         except InvalidConfig as error:
             text = str(error).replace("allowed_visibilities", "--visibilities").replace("kv_memory_bytes", "--kv-memory")
             raise InvalidConfig(text) from error
+    _check_gpus(config)
     _check_router(config, model)
     server_credentials(config.tls)
     ClusterLink(config.cluster)
@@ -47,6 +49,8 @@ def check(config: ServeConfig) -> ModelFiles:
     host, port = config.listen_address
     check_port(host, port, "--listen")
     if config.http_address is not None:
+        if config.http_address == config.listen_address and port:
+            raise InvalidConfig(f"--http-listen {config.http_listen} is what --listen has; give it a port of its own")
         check_port(*config.http_address, "--http-listen")
     if Address(config.worker_host, 0).is_wildcard or ":" in config.worker_host:
         raise InvalidConfig(f"--worker-host {config.worker_host!r} must name one IPv4 interface, as in 127.0.0.1")
@@ -54,6 +58,16 @@ def check(config: ServeConfig) -> ModelFiles:
     for metrics in config.metrics_addresses.values():
         check_port(config.worker_host, int(metrics.rpartition(":")[2]), "--metrics-port")
     return model
+
+
+def _check_gpus(config: ServeConfig) -> None:
+    """NCCL needs a GPU for each worker: on this machine, unless Ray brings others."""
+    num_workers, num_gpus = config.prefill_workers + config.decode_workers, len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if config.transfer_backend == "nccl" and not config.ray_address and num_gpus < num_workers:
+        raise InvalidConfig(
+            f"--transfer-backend nccl needs a GPU for each of {num_workers} workers and this machine has {num_gpus}; use gloo "
+            f"or join a Ray cluster that has them with --ray-address"
+        )
 
 
 def _check_router(config: ServeConfig, model: ModelFiles) -> None:

@@ -1,4 +1,4 @@
-"""The model `shoal` of EleutherAI's lm-eval: scores and generates through a running router. Needs `pip install 'shoal[eval]'`.
+"""The model `shoal` of EleutherAI's lm-eval: scores and generates through a running router. Needs `pip install -e '.[eval]'`.
 
 Continuations are scored by the Score call, which runs them as decode tokens under the request's visibility: what is measured
 is the policy that is served. Importing this module registers the model; `python -m shoal.client.lm_eval_model` does that and

@@ -55,6 +55,8 @@ def serve(config: ServeConfig, listen: Address, metrics_listen: str, events: Eve
     try:
         asyncio.run(_run(config, cluster, listen, events, watch_stdin=watch_stdin))
     finally:
+        for signum in (signal.SIGTERM, signal.SIGINT):  # the loop's handlers are gone; another order to stop changes nothing
+            signal.signal(signum, signal.SIG_IGN)
         cluster.shutdown()
         if metrics is not None:
             metrics.close()

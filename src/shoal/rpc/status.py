@@ -28,6 +28,13 @@ _ERROR_OF: Final[Mapping[grpc.StatusCode, type[errors.ShoalError]]] = {
     grpc.StatusCode.ABORTED: errors.Unavailable,
 }
 
+_GRPC_WORDS: Final = ("Stream removed", "Deadline Exceeded", "Socket closed", "Cancelled by")  # gRPC's own, not for users
+_OWN_WORDS: Final[Mapping[grpc.StatusCode, str]] = {
+    grpc.StatusCode.DEADLINE_EXCEEDED: "the call's deadline passed before its work was done; allow more time",
+    grpc.StatusCode.UNAVAILABLE: "the server closed the connection; retry when it is back",
+    grpc.StatusCode.CANCELLED: "the call was cancelled",
+}
+
 
 def to_status(error: errors.ShoalError) -> grpc.StatusCode:
     """The status of an error, found along its base classes; INTERNAL for a bare ShoalError."""
@@ -39,7 +46,9 @@ def to_status(error: errors.ShoalError) -> grpc.StatusCode:
 
 def error_from_status(code: grpc.StatusCode, details: str) -> errors.ShoalError:
     """The error of a status; statuses that Shoal never sends become InternalError."""
-    return _ERROR_OF.get(code, errors.InternalError)(details or f"the call ended with {code.name}")
+    if not details or details.startswith(_GRPC_WORDS):
+        details = _OWN_WORDS.get(code, f"the call ended with {code.name}")
+    return _ERROR_OF.get(code, errors.InternalError)(details)
 
 
 def error_from_rpc(error: grpc.RpcError) -> errors.ShoalError:
