@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -148,13 +150,18 @@ async def test_a_terminal_shows_it_live_until_interrupted(cluster: Cluster) -> N
         ours, theirs = pty.openpty()
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src"), "COLUMNS": "140", "TERM": "xterm"}
         command = [sys.executable, "-m", "shoal.cli.main", "top", "-a", cluster.address, "-i", "0.1"]
-        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+        # a shell's background jobs ignore SIGINT, and so would their children
+        heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, preexec_fn=heed) as process:
             os.close(theirs)
             seen = b""
             try:
                 while seen.count(b"decode-0") < 2:  # two looks
                     seen += os.read(ours, 65536)
                 process.send_signal(signal.SIGINT)
+                with suppress(OSError):  # EIO: the other end has closed. A terminal that nobody reads would hold it up
+                    while piece := os.read(ours, 65536):
+                        seen += piece
                 status = process.wait(20)
             finally:
                 process.kill()
