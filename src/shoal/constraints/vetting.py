@@ -10,12 +10,12 @@ import json
 import os
 import signal
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import shoal
+from shoal.constraints.child import Child
 from shoal.constraints.grammar import field_name, grammar_of
 from shoal.errors import InternalError, InvalidRequest
 from shoal.types import Constraint
@@ -34,7 +34,7 @@ class ConstraintVetter:
         self._limit_s = limit_s
         self._passed: OrderedDict[Constraint, None] = OrderedDict()
         self._turn = asyncio.Lock()
-        self._process: Process | None = None
+        self._process: Child | None = None
         self.num_checked = 0  # by the process; those remembered are not
 
     async def check(self, constraint: Constraint) -> None:
@@ -71,13 +71,11 @@ class ConstraintVetter:
     async def _ask(self, constraint: Constraint) -> str | None:
         """What is wrong with it, in words."""
         process = await self._started()
-        assert process.stdin is not None
         self.num_checked += 1
         try:
             async with asyncio.timeout(self._limit_s + _MARGIN_S):
-                process.stdin.write(json.dumps({"kind": str(constraint.kind), "text": constraint.text}).encode() + b"\n")
-                await process.stdin.drain()
-                answer = await _read(process)
+                await process.write_line(json.dumps({"kind": str(constraint.kind), "text": constraint.text}).encode())
+                answer = json.loads(await process.read_line())
         except (TimeoutError, EOFError, ConnectionError) as failure:
             status = None if isinstance(failure, TimeoutError) else await process.wait()
             await self.close()
@@ -87,7 +85,7 @@ class ConstraintVetter:
         error: str | None = answer["error"]
         return error
 
-    async def _started(self) -> Process:
+    async def _started(self) -> Child:
         if self._process is not None and self._process.returncode is None:
             return self._process
         await self.close()
@@ -95,22 +93,12 @@ class ConstraintVetter:
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
         command = (sys.executable, "-m", "shoal.constraints", self._model, str(self._limit_s))
         environment = os.environ | {"PYTHONPATH": path}
-        self._process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environment, start_new_session=True
-        )
+        self._process = process = await Child.start(command, environment)
         try:
             async with asyncio.timeout(_START_S):
-                await _read(self._process)
+                await process.read_line()
         except (TimeoutError, EOFError) as error:
             await self.close()
-            raise InternalError("the process that checks constraints did not start") from error
-        return self._process
-
-
-async def _read(process: Process) -> dict[str, Any]:
-    assert process.stdout is not None
-    line = await process.stdout.readline()
-    if not line.endswith(b"\n"):
-        raise EOFError
-    answer: dict[str, Any] = json.loads(line)
-    return answer
+            words = f"the process that checks constraints did not start (exit status {process.returncode})"
+            raise InternalError(words) from error
+        return process
