@@ -6,12 +6,16 @@ QUEUE_SECONDS = histogram("shoal_decode_worker_queue_seconds", "From a request's
 TRANSFER_SECONDS = histogram(
     "shoal_decode_worker_transfer_seconds", "From the reservation to the last entry: prefill and transfer"
 )
-FIRST_STEP_SECONDS = histogram("shoal_decode_worker_first_step_seconds", "From the last entry to the first token")
+FIRST_STEP_SECONDS = histogram(
+    "shoal_decode_worker_first_step_seconds",
+    "From the last entry, or from the reservation where decode prefills, to the first token",
+)
 STEP_SECONDS = histogram("shoal_decode_worker_step_seconds", "One step of the continuous batch")
 STEP_REQUESTS = histogram(
     "shoal_decode_worker_step_requests", "Requests in one step", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 )
 DECODE_TOKENS = counter("shoal_decode_worker_run_tokens_total", "Decode tokens run at full depth (boundary, replayed, generated)")
+PREFILLED_TOKENS = counter("shoal_decode_worker_prefilled_tokens_total", "Prefill tokens run here, without a transfer")
 SAMPLED_TOKENS = counter("shoal_decode_worker_sampled_tokens_total", "Tokens sampled")
 SCORED_TOKENS = counter("shoal_decode_worker_scored_tokens_total", "Given tokens scored (Score, prompt log-probabilities)")
 PROJECTED_TOKENS = counter("shoal_decode_worker_projected_tokens_total", "Prefill tokens projected late")

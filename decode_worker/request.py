@@ -1,11 +1,12 @@
 """One request on a decode worker: what it asks for, where it stands, and when it got there. Knows no transport and no tensors.
 
     QUEUED ──blocks──▶ RESERVED ──first entry──▶ RECEIVING ──last entry──▶ READY ──first step──▶ RUNNING ──last token──▶ FINISHED
-       │                  │  └───────────── nothing to transfer ────────────▲│                      │
+       │                  │  └───────────── nothing to transfer ────────────▲│ └─▶ PREFILLING ────▲ │
        │                  │                          │                       │                      │
        └──────────────────┴──────────────────────────┴───────────────────────┴──────────────────────┴──▶ CANCELLED │ FAILED
 
-CANCELLED: the caller left. FAILED: an error was sent to the caller. Whatever the end, blocks are given back by one path.
+PREFILLING: prefill tokens run here, but for those of the step that samples the first token. CANCELLED: the caller left. FAILED:
+an error was sent to the caller. Whatever the end, blocks are given back by one path.
 """
 
 import asyncio
@@ -30,6 +31,7 @@ class RequestState(StrEnum):
     RESERVED = "reserved"
     RECEIVING = "receiving"
     READY = "ready"
+    PREFILLING = "prefilling"
     RUNNING = "running"
     FINISHED = "finished"
     CANCELLED = "cancelled"
@@ -45,7 +47,8 @@ _NEXT = {
     RequestState.QUEUED: {RequestState.RESERVED},
     RequestState.RESERVED: {RequestState.RECEIVING, RequestState.READY},
     RequestState.RECEIVING: {RequestState.READY},
-    RequestState.READY: {RequestState.RUNNING},
+    RequestState.READY: {RequestState.PREFILLING, RequestState.RUNNING},
+    RequestState.PREFILLING: {RequestState.RUNNING},
     RequestState.RUNNING: {RequestState.FINISHED},
 }
 
@@ -61,6 +64,7 @@ class DecodeRequest:
         self.output = OutputStream()
         self.reservation: Reservation | None = None
         self.received_bytes = 0  # payload, counted at the channel
+        self.num_prefilled = 0  # prefill tokens that have run here
         loop = asyncio.get_running_loop()
         self.reserved: asyncio.Future[Reservation | None] = loop.create_future()  # None: ended before it had one
         self.ended: asyncio.Future[Finish | ShoalError] = loop.create_future()
@@ -109,15 +113,26 @@ class DecodeRequest:
         return self.state in (RequestState.RESERVED, RequestState.RECEIVING)
 
     @property
+    def prefills(self) -> bool:
+        """Whether the request's prefill tokens run here."""
+        return self.reservation is not None and self.reservation.prefill.is_local
+
+    @property
+    def begins(self) -> bool:
+        """Whether no decode token has run yet."""
+        return self.state in (RequestState.READY, RequestState.PREFILLING)
+
+    @property
     def num_outstanding_token_layers(self) -> int:
-        """Decode tokens still to be run × layers, with every token it may yet sample (placement's measure of work)."""
+        """Tokens still to be run × layers, with every token it may yet sample (placement's measure of work)."""
         layout = self.spec.layout
         num_to_run = sum(child.num_tokens_to_run for child in self.children)
         if self.spec.is_score:
             num_to_run = max(0, len(self.spec.continuation_ids) - 1 - len(self.scores))
         if self.first_token_at is None:
             num_to_run += layout.split.num_prompt_tokens - layout.split.num_prefill_tokens
-        return num_to_run * layout.num_layers
+        num_to_prefill = layout.split.num_prefill_tokens - self.num_prefilled if self.prefills else 0
+        return num_to_run * layout.num_layers + num_to_prefill * len(layout.lower_layers)
 
     def seconds(self, begin: RequestState, stop: RequestState) -> float | None:
         """From one state to another; None when either was not reached."""

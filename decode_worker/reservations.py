@@ -15,6 +15,7 @@ from shoal.engine.segment import RequestKv
 from shoal.engine.state_store import StateStore, num_state_blocks, state_range
 from shoal.errors import ShoalError
 from shoal.kv_transfer import Handle, IncomingTransfer, TransferServer
+from shoal.placement.disaggregate import PrefillChoice, choose_prefill_site
 from shoal.placement.plan import Entry, TransferPlan, make_plan
 from shoal.placement.reservation import ReservationSize, check_fits_ever, decode_reservation, fits_ever, largest_max_tokens
 from shoal.types import Fingerprint
@@ -29,6 +30,7 @@ class Reservation:
     answers: tuple[RequestKv, ...]  # one for each child; the first runs the prompt, the others share its whole blocks
     states: StateStore | None
     incoming: IncomingTransfer | None
+    prefill: PrefillChoice  # who runs the prefill tokens
 
     @property
     def kv(self) -> RequestKv:
@@ -54,7 +56,14 @@ class Reservations:
         Raises InvalidRequest when the whole pool would not do, CapacityExceeded when too many wait. `arrived` is called from
         a transfer thread.
         """
-        plan, visibility = self._plan(spec), spec.layout.visibility
+        num_prefill, visibility = spec.layout.split.num_prefill_tokens, spec.layout.visibility
+        prefill = choose_prefill_site(
+            spec.disaggregation,
+            num_prefill,
+            is_colocated=self._config.colocated,
+            has_prefill_worker=spec.has_prefill_worker,
+        )
+        plan = self._plan(spec, num_prefill if prefill.is_local else 0)
         first, *further = spec.num_answer_tokens
         size = decode_reservation(
             self._resident.shape,
@@ -76,7 +85,7 @@ class Reservations:
             states = StateStore(pool, holding.state_blocks, kept, shape.hidden_size) if kept else None
             sink = DecodeSink(pool, answers[0], states, arrived)
             incoming = self._transfers.expect(spec.attempt_id, self._handle(spec, plan), plan, sink) if plan.entries else None
-            return Reservation(plan, holding, answers, states, incoming)
+            return Reservation(plan, holding, answers, states, incoming, prefill)
         except ShoalError:
             self.holdings.release(holding)
             raise
@@ -110,13 +119,14 @@ class Reservations:
             )
             check_fits_ever(size, num_blocks, max_tokens_that_fit=None if spec.is_score else advice)
 
-    def _plan(self, spec: DecodeSpec) -> TransferPlan:
+    def _plan(self, spec: DecodeSpec, num_not_due: int) -> TransferPlan:
+        """What crosses; nothing of the first `num_not_due` tokens."""
         return make_plan(
             self._resident.shape,
             self._config.dtype,
             spec.layout.visibility,
             spec.num_prompt_tokens,
-            0,
+            num_not_due,
             max_entry_bytes=self._config.transfer.max_entry_bytes,
             max_entry_tokens=self._config.transfer.max_entry_tokens,
         )

@@ -70,6 +70,8 @@ class DecodeServicer(worker_pb2_grpc.DecodeWorkerServicer):
             transfer_address=self._worker.address,
             worker_id=config.worker_id,
             epoch=config.epoch,
+            prefill_at=reservation.prefill.site,
+            prefill_reason=reservation.prefill.reason,
         )
 
     def _events(self, running: DecodeRequest, outputs: Sequence[Output]) -> Iterator[worker_pb2.DecodeEvent]:
@@ -101,6 +103,7 @@ class DecodeServicer(worker_pb2_grpc.DecodeWorkerServicer):
             kv_bytes=kv_bytes(shape, self._worker.config.dtype, layer_tokens),
             transfer_done_ms=running.ms_since_reserved(running.times.get(RequestState.READY)),
             first_token_ms=running.ms_since_reserved(running.first_token_at),
+            prefill_ms=running.ms_since_reserved(running.times.get(RequestState.RUNNING)) if running.prefills else 0.0,
             index=finish.index,
         )
 

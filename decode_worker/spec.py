@@ -10,6 +10,7 @@ from typing import Final
 from shoal.config.worker import WorkerConfig
 from shoal.errors import InvalidRequest, Unsupported
 from shoal.pb.internal.v1 import worker_pb2
+from shoal.placement.disaggregate import NEVER_LOCAL, DisaggregationRule
 from shoal.placement.tables import KvLayout
 from shoal.types import Constraint, ConstraintKind, ModelShape, SamplingParams
 from shoal.visibility import Visibility, VisibilityKind
@@ -42,6 +43,8 @@ class DecodeSpec:
     prompt_logprobs: int | None = None  # how many beside each prompt token after the first
     continuation_ids: tuple[int, ...] = ()  # to be scored; then nothing is sampled, and there is one child
     num_continuation_logprobs: int = 0
+    disaggregation: DisaggregationRule = NEVER_LOCAL  # when its prefill tokens run here
+    has_prefill_worker: bool = True  # False: they run here for want of one
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -83,6 +86,8 @@ def read_spec(message: worker_pb2.DecodeRequest, attempt_id: str, config: Worker
         prompt_logprobs,
         continuation,
         sampling.num_logprobs or 0,
+        DisaggregationRule(message.local_prefill.below_tokens, message.local_prefill.cached_share or 1.0),
+        not message.local_prefill.no_prefill_worker,
     )
     longest, limit = max(spec.num_answer_tokens), config.max_context(shape)
     if len(prompt) + longest > limit:

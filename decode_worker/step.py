@@ -2,7 +2,7 @@
 
 A step runs, for any mix of visibilities: late projections of what has arrived, anchors of requests that begin, and decode tokens
 (boundary, replayed, generated, scored). A layer's KV is written for all of them before any of them attends, so a request may
-begin in the step that completes what it looks at.
+begin in the step that completes what it looks at. So prefill tokens that run here may share a step with the first decode tokens.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,13 @@ from shoal.decode_worker.request import DecodeRequest
 from shoal.decode_worker.reservations import Reservation
 from shoal.engine.resident import Resident
 from shoal.engine.sampling import Picked, Want, pick
-from shoal.engine.segment import Segment, anchor_segment, late_projection_segment, scored_segments
+from shoal.engine.segment import (
+    Segment,
+    anchor_segment,
+    late_projection_segment,
+    local_prefill_segments,
+    scored_segments,
+)
 from shoal.errors import InternalError
 from shoal.placement.batching import Chunk
 from shoal.visibility import VisibilityKind
@@ -35,7 +41,7 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One child's decode tokens of a step, with the request's anchors when it begins.
+    """One child's tokens of a step: prefill tokens that run here, decode tokens, and the request's anchors when it begins.
 
     The row that completes the prompt of several children runs in the first one's tables: all that have nothing to replay draw
     from it, and the others (`forks`) take their copies of the prompt's last block after it.
@@ -51,16 +57,27 @@ class Row:
 
     @property
     def anchors(self) -> range:
-        """Anchors to run through the upper layers in this step."""
+        """Anchors whose shipped states enter the upper layers in this step."""
         layout = self.reservation.kv.layout
-        is_speed = layout.visibility.kind is VisibilityKind.SPEED
-        return range(layout.split.num_anchor_tokens if self.begins and is_speed and layout.upper_layers else 0)
+        is_due = self.begins and layout.visibility.kind is VisibilityKind.SPEED and not self.reservation.prefill.is_local
+        return range(layout.split.num_anchor_tokens if is_due and layout.upper_layers else 0)
+
+    @property
+    def prefill(self) -> range:
+        """Prefill tokens that run in this step."""
+        num_prefill = self.reservation.kv.layout.split.num_prefill_tokens
+        return range(self.chunk.start, max(self.chunk.start, min(self.chunk.stop, num_prefill)))
+
+    @property
+    def decode(self) -> range:
+        """Decode tokens that run in this step."""
+        return range(self.prefill.stop, self.chunk.stop)
 
     @property
     def scored(self) -> range:
         """Positions whose logits score the token after them."""
         targets = self.request.spec.scored_tokens
-        return range(max(self.chunk.start, targets.start - 1), min(self.chunk.stop, targets.stop - 1))
+        return range(max(self.decode.start, targets.start - 1), min(self.decode.stop, targets.stop - 1))
 
     @property
     def scored_ids(self) -> tuple[int, ...]:
@@ -94,9 +111,13 @@ def _segments(row: Row) -> list[Segment]:
     segments: list[Segment] = []
     if row.anchors:
         segments.append(anchor_segment(row.reservation.kv, _states(row.reservation, row.anchors), row.anchors))
-    kv, positions = row.reservation.answers[row.at], range(row.chunk.start, row.chunk.stop)
-    ids = row.request.token_ids(row.request.children[row.at], positions.start, positions.stop)
-    return segments + scored_segments(kv, ids, positions, row.scored, draws=bool(row.draws))
+    kv, child = row.reservation.answers[row.at], row.request.children[row.at]
+    if row.prefill:
+        segments += local_prefill_segments(kv, row.request.token_ids(child, row.prefill.start, row.prefill.stop), row.prefill)
+    if row.decode:
+        ids = row.request.token_ids(child, row.decode.start, row.decode.stop)
+        segments += scored_segments(kv, ids, row.decode, row.scored, draws=bool(row.draws))
+    return segments
 
 
 def _fork(row: Row, resident: Resident) -> None:

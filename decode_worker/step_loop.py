@@ -61,13 +61,13 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
         self.wake()
 
     def add(self, request: DecodeRequest, reservation: Reservation) -> None:
-        """The request has all the KV it needs: P prefill tokens are done, the rest it runs here."""
+        """The request has all the KV it needs from elsewhere; the rest it runs here."""
         key, first = request.spec.attempt_id, request.children[0]
         if request.ended.done():
             return
         self._requests[key] = (request, reservation)
         self._sequences[first.key] = _Sequence(request, reservation, 0)
-        num_done = request.spec.layout.split.num_prefill_tokens
+        num_done = 0 if reservation.prefill.is_local else request.spec.layout.split.num_prefill_tokens
         num_known = request.num_known_tokens(first)
         self._beginning[key] = TokenCursor(first.key, 0, num_known=num_known, num_computed=num_done)
         self.wake()
@@ -102,12 +102,14 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
     def account(self, step: DecodeStep, result: list[Picked], seconds: float) -> None:
         metrics.STEP_SECONDS.observe(seconds)
         metrics.STEP_REQUESTS.observe(len(self.keys(step)))
-        metrics.DECODE_TOKENS.inc(sum(row.chunk.num_tokens for row in step.rows))
+        metrics.DECODE_TOKENS.inc(sum(len(row.decode) for row in step.rows))
+        metrics.PREFILLED_TOKENS.inc(sum(len(row.prefill) for row in step.rows))
         metrics.PROJECTED_TOKENS.inc(sum(len(projection.positions) for projection in step.projections))
         for row, picked in zip(step.rows, result, strict=True):
             self._batcher.complete(row.chunk)
             if row.request.spec.attempt_id not in self._requests:
                 continue
+            row.request.num_prefilled += len(row.prefill)
             if row.begins:
                 self._reservations.release_states(row.reservation)  # anchors have run, projections before or with this step
             self._take_scores(row, picked.scores)
@@ -139,9 +141,11 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
     def _row(self, chunk: Chunk) -> Row:
         sequence = self._sequences[chunk.key]
         request = sequence.request
-        begins = request.state is RequestState.READY
+        begins = request.begins and chunk.stop > request.spec.layout.split.num_prefill_tokens
         if begins:
             request.move(RequestState.RUNNING)
+        elif request.state is RequestState.READY:
+            request.move(RequestState.PREFILLING)
         draws: tuple[Child, ...] = ()
         forks: tuple[int, ...] = ()
         if chunk.stop == request.num_known_tokens(sequence.child) and not request.spec.is_score:

@@ -128,6 +128,7 @@ class DecodeWorker:
             fingerprint=fingerprint_to_pb(self._fingerprint),
             allowed_visibilities=[str(policy) for policy in self.config.allowed_policies(self.shape.num_layers)],
             max_boundary_tokens=self.config.max_boundary_tokens,
+            colocated=self.config.colocated,
         )
 
     def load(self) -> shoal_pb2.WorkerLoad:

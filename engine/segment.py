@@ -5,7 +5,7 @@ is decided here and nowhere else; the decoder just executes segments.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
@@ -104,6 +104,20 @@ def prefill_segments(kv: RequestKv, token_ids: Sequence[int], positions: range) 
     if cut < positions.stop:
         segments.append(Segment(kv, range(cut, positions.stop), *leave_kv_only, token_ids=ids[num_anchors:]))
     return segments
+
+
+def local_prefill_segments(kv: RequestKv, token_ids: Sequence[int], positions: range) -> list[Segment]:
+    """The same where prefill and decode tokens share a pool: nothing crosses, so what would be shipped as deep states goes on
+    at once. Anchors run every layer, late `pop` is projected in the same pass.
+    """
+    return [_carried_on(segment) if segment.keep_states else segment for segment in prefill_segments(kv, token_ids, positions)]
+
+
+def _carried_on(segment: Segment) -> Segment:
+    layout = segment.kv.layout
+    first_kv_only = layout.upper_layers.start if layout.visibility.kind is VisibilityKind.POP else layout.num_layers - 1
+    kv_only = range(first_kv_only, layout.num_layers)
+    return replace(segment, layers=range(first_kv_only), kv_only_layers=kv_only, keep_states=False)
 
 
 def decode_segment(kv: RequestKv, token_ids: Sequence[int], positions: range, logits: LogitRows = LogitRows.LAST) -> Segment:

@@ -56,6 +56,8 @@ class Ask:
     replay: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     num_logprobs: int | None = None
+    num_children: int = 1
+    local_below: int = 0  # fewer prefill tokens than this run on the decode worker
 
 
 @dataclass
@@ -64,6 +66,7 @@ class Answer:
 
     reserved: pb.Reserved
     token_ids: list[int] = field(default_factory=list)
+    children: dict[int, list[int]] = field(default_factory=dict)  # the same by child
     logprobs: list[float] = field(default_factory=list)
     top: list[dict[int, float]] = field(default_factory=list)
     finished: pb.Finished | None = None
@@ -117,7 +120,13 @@ def decode_request(ask: Ask, num_layers: int = 4) -> pb.DecodeRequest:
     )
     visibility = str(Visibility.parse(ask.visibility).resolve(num_layers))
     return pb.DecodeRequest(
-        request_id="test", prompt_ids=ask.prompt_ids, replay_token_ids=ask.replay, visibility=visibility, sampling=sampling
+        request_id="test",
+        prompt_ids=ask.prompt_ids,
+        replay_token_ids=ask.replay,
+        visibility=visibility,
+        sampling=sampling,
+        num_children=ask.num_children,
+        local_prefill=pb.LocalPrefill(below_tokens=ask.local_below) if ask.local_below else None,
     )
 
 
@@ -165,6 +174,7 @@ async def _read(events: AsyncIterator[pb.DecodeEvent], answer: Answer) -> None:
             answer.finished = event.finished
         else:
             answer.token_ids += event.tokens.token_ids
+            answer.children.setdefault(event.tokens.index, []).extend(event.tokens.token_ids)
             answer.logprobs += event.tokens.logprobs
             answer.top += [dict(zip(top.token_ids, top.values, strict=True)) for top in event.tokens.top_logprobs]
     assert answer.finished is not None

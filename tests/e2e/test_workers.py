@@ -57,7 +57,7 @@ def shape(model: Path) -> ModelShape:
     return open_model(str(model)).config.shape
 
 
-def local_results(model: Path, asks: Sequence[Ask]) -> list[LocalResult]:
+def local_results(model: Path, asks: Sequence[Ask], *, child: int = 0) -> list[LocalResult]:
     """The single-process reference, in one batch with chunks of its own."""
     files = open_model(str(model))
     decoder, _ = Decoder.load(files, dtype=DType.FLOAT32, held=HeldLayers.everything(files.config.shape.num_layers))
@@ -75,6 +75,7 @@ def local_results(model: Path, asks: Sequence[Ask]) -> list[LocalResult]:
                 num_logprobs=ask.num_logprobs,
             ),
             replay_token_ids=ask.replay,
+            child=child,
         )
         for ask in asks
     )

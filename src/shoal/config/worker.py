@@ -44,6 +44,7 @@ class WorkerConfig:
     max_request_s: float = 3600.0  # imposed on calls that bring no deadline, and the cap of those that do
     allowed_visibilities: tuple[Visibility, ...] = (Visibility(),)  # the first is the default; boundaries do not count
     max_boundary_tokens: int = 64
+    colocated: bool = False  # a decode worker that prefills every prompt itself: there is no prefill pool
     host: str = "127.0.0.1"  # the interface to bind
     port: int = 0  # 0: any free port
     cluster: ClusterConfig = field(default_factory=ClusterConfig)  # who may call this worker, and as whom it calls others
@@ -74,6 +75,10 @@ class WorkerConfig:
             raise InvalidConfig(f"num_blocks must be at least 1, not {self.num_blocks}")
         if self.max_context_tokens is not None and self.max_context_tokens < 2:
             raise InvalidConfig(f"max_context_tokens must be at least 2, not {self.max_context_tokens}")
+        if self.colocated and self.pool is not Pool.DECODE:
+            raise InvalidConfig(
+                "colocated is for decode workers: they prefill prompts themselves; a prefill worker cannot decode"
+            )
         if not self.max_request_s > 0:
             raise InvalidConfig(f"max_request_s must be greater than 0, not {self.max_request_s}")
         if not 0 <= self.port < 1 << 16:

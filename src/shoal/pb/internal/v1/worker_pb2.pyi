@@ -58,7 +58,7 @@ class Constraint(_message.Message):
     def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., grammar: _Optional[str] = ..., choices_json: _Optional[str] = ...) -> None: ...
 
 class DecodeRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_ids", "replay_token_ids", "visibility", "sampling", "num_children", "prompt_logprobs", "continuation_ids", "child_replays")
+    __slots__ = ("request_id", "prompt_ids", "replay_token_ids", "visibility", "sampling", "num_children", "prompt_logprobs", "continuation_ids", "child_replays", "local_prefill")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     REPLAY_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,7 @@ class DecodeRequest(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CONTINUATION_IDS_FIELD_NUMBER: _ClassVar[int]
     CHILD_REPLAYS_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_PREFILL_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     replay_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -77,7 +78,18 @@ class DecodeRequest(_message.Message):
     prompt_logprobs: int
     continuation_ids: _containers.RepeatedScalarFieldContainer[int]
     child_replays: _containers.RepeatedCompositeFieldContainer[ChildReplay]
-    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., replay_token_ids: _Optional[_Iterable[int]] = ..., visibility: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., num_children: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., continuation_ids: _Optional[_Iterable[int]] = ..., child_replays: _Optional[_Iterable[_Union[ChildReplay, _Mapping]]] = ...) -> None: ...
+    local_prefill: LocalPrefill
+    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., replay_token_ids: _Optional[_Iterable[int]] = ..., visibility: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., num_children: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., continuation_ids: _Optional[_Iterable[int]] = ..., child_replays: _Optional[_Iterable[_Union[ChildReplay, _Mapping]]] = ..., local_prefill: _Optional[_Union[LocalPrefill, _Mapping]] = ...) -> None: ...
+
+class LocalPrefill(_message.Message):
+    __slots__ = ("below_tokens", "cached_share", "no_prefill_worker")
+    BELOW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_SHARE_FIELD_NUMBER: _ClassVar[int]
+    NO_PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
+    below_tokens: int
+    cached_share: float
+    no_prefill_worker: bool
+    def __init__(self, below_tokens: _Optional[int] = ..., cached_share: _Optional[float] = ..., no_prefill_worker: bool = ...) -> None: ...
 
 class ChildReplay(_message.Message):
     __slots__ = ("index", "token_ids", "max_tokens", "min_tokens")
@@ -104,7 +116,7 @@ class EndChildrenResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class Reserved(_message.Message):
-    __slots__ = ("attempt_id", "cached_tokens", "visibility", "plan_digest", "plan_bytes", "num_entries", "lease_s", "transfer_address", "worker_id", "epoch")
+    __slots__ = ("attempt_id", "cached_tokens", "visibility", "plan_digest", "plan_bytes", "num_entries", "lease_s", "transfer_address", "worker_id", "epoch", "prefill_at", "prefill_reason")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     VISIBILITY_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +127,8 @@ class Reserved(_message.Message):
     TRANSFER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_AT_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_REASON_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     cached_tokens: int
     visibility: str
@@ -125,7 +139,9 @@ class Reserved(_message.Message):
     transfer_address: str
     worker_id: str
     epoch: int
-    def __init__(self, attempt_id: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., visibility: _Optional[str] = ..., plan_digest: _Optional[str] = ..., plan_bytes: _Optional[int] = ..., num_entries: _Optional[int] = ..., lease_s: _Optional[float] = ..., transfer_address: _Optional[str] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    prefill_at: str
+    prefill_reason: str
+    def __init__(self, attempt_id: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., visibility: _Optional[str] = ..., plan_digest: _Optional[str] = ..., plan_bytes: _Optional[int] = ..., num_entries: _Optional[int] = ..., lease_s: _Optional[float] = ..., transfer_address: _Optional[str] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prefill_at: _Optional[str] = ..., prefill_reason: _Optional[str] = ...) -> None: ...
 
 class SampledTokens(_message.Message):
     __slots__ = ("token_ids", "logprobs", "top_logprobs", "index", "prompt_logprobs", "prompt_top_logprobs")
@@ -144,7 +160,7 @@ class SampledTokens(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_logprobs: _Optional[_Iterable[_Union[_shoal_pb2.TopLogProbs, _Mapping]]] = ..., index: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[float]] = ..., prompt_top_logprobs: _Optional[_Iterable[_Union[_shoal_pb2.TopLogProbs, _Mapping]]] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("finish_reason", "matched_token_id", "received_payload_bytes", "kv_layer_tokens", "kv_bytes", "transfer_done_ms", "first_token_ms", "index")
+    __slots__ = ("finish_reason", "matched_token_id", "received_payload_bytes", "kv_layer_tokens", "kv_bytes", "transfer_done_ms", "first_token_ms", "index", "prefill_ms")
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     MATCHED_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +169,7 @@ class Finished(_message.Message):
     TRANSFER_DONE_MS_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
     finish_reason: str
     matched_token_id: int
     received_payload_bytes: int
@@ -161,7 +178,8 @@ class Finished(_message.Message):
     transfer_done_ms: float
     first_token_ms: float
     index: int
-    def __init__(self, finish_reason: _Optional[str] = ..., matched_token_id: _Optional[int] = ..., received_payload_bytes: _Optional[int] = ..., kv_layer_tokens: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., transfer_done_ms: _Optional[float] = ..., first_token_ms: _Optional[float] = ..., index: _Optional[int] = ...) -> None: ...
+    prefill_ms: float
+    def __init__(self, finish_reason: _Optional[str] = ..., matched_token_id: _Optional[int] = ..., received_payload_bytes: _Optional[int] = ..., kv_layer_tokens: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., transfer_done_ms: _Optional[float] = ..., first_token_ms: _Optional[float] = ..., index: _Optional[int] = ..., prefill_ms: _Optional[float] = ...) -> None: ...
 
 class DecodeEvent(_message.Message):
     __slots__ = ("reserved", "tokens", "finished")
@@ -244,7 +262,7 @@ class Fingerprint(_message.Message):
     def __init__(self, revision: _Optional[str] = ..., adapter: _Optional[str] = ..., num_layers: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., rope: _Optional[str] = ..., max_entry_bytes: _Optional[int] = ..., max_entry_tokens: _Optional[int] = ...) -> None: ...
 
 class WorkerDescription(_message.Message):
-    __slots__ = ("worker_id", "pool", "epoch", "address", "fingerprint", "allowed_visibilities", "max_boundary_tokens")
+    __slots__ = ("worker_id", "pool", "epoch", "address", "fingerprint", "allowed_visibilities", "max_boundary_tokens", "colocated")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +270,7 @@ class WorkerDescription(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_VISIBILITIES_FIELD_NUMBER: _ClassVar[int]
     MAX_BOUNDARY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COLOCATED_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     pool: str
     epoch: int
@@ -259,4 +278,5 @@ class WorkerDescription(_message.Message):
     fingerprint: Fingerprint
     allowed_visibilities: _containers.RepeatedScalarFieldContainer[str]
     max_boundary_tokens: int
-    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., epoch: _Optional[int] = ..., address: _Optional[str] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., allowed_visibilities: _Optional[_Iterable[str]] = ..., max_boundary_tokens: _Optional[int] = ...) -> None: ...
+    colocated: bool
+    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., epoch: _Optional[int] = ..., address: _Optional[str] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., allowed_visibilities: _Optional[_Iterable[str]] = ..., max_boundary_tokens: _Optional[int] = ..., colocated: bool = ...) -> None: ...
