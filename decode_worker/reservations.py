@@ -79,7 +79,7 @@ class Reservations:
         shape, pool = self._resident.shape, self._resident.pool
         num_blocks = num_state_blocks(len(kept), shape.hidden_size, pool.data[0].numel())
         needed = HoldingSize(size.num_lower_slots, size.num_upper_slots, num_blocks, size.forks)
-        holding = await self.holdings.reserve(spec.layout, needed)
+        holding = await self.holdings.reserve(spec.layout, needed, spec.turn)
         try:
             answers = tuple(RequestKv.of(tables) for tables in holding.answers)
             states = StateStore(pool, holding.state_blocks, kept, shape.hidden_size) if kept else None

@@ -12,7 +12,7 @@ from shoal.errors import InvalidRequest, Unsupported
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.placement.disaggregate import NEVER_LOCAL, DisaggregationRule
 from shoal.placement.tables import KvLayout
-from shoal.types import Constraint, ConstraintKind, ModelShape, SamplingParams
+from shoal.types import USUAL_TURN, Constraint, ConstraintKind, ModelShape, SamplingParams, Turn
 from shoal.visibility import Visibility, VisibilityKind
 
 MAX_CHILDREN: Final = 128
@@ -45,6 +45,7 @@ class DecodeSpec:
     num_continuation_logprobs: int = 0
     disaggregation: DisaggregationRule = NEVER_LOCAL  # when its prefill tokens run here
     has_prefill_worker: bool = True  # False: they run here for want of one
+    turn: Turn = USUAL_TURN
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -88,6 +89,7 @@ def read_spec(message: worker_pb2.DecodeRequest, attempt_id: str, config: Worker
         sampling.num_logprobs or 0,
         DisaggregationRule(message.local_prefill.below_tokens, message.local_prefill.cached_share or 1.0),
         not message.local_prefill.no_prefill_worker,
+        Turn.parse(message.priority, message.tenant),
     )
     longest, limit = max(spec.num_answer_tokens), config.max_context(shape)
     if len(prompt) + longest > limit:

@@ -69,7 +69,9 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
         self._sequences[first.key] = _Sequence(request, reservation, 0)
         num_done = 0 if reservation.prefill.is_local else request.spec.layout.split.num_prefill_tokens
         num_known = request.num_known_tokens(first)
-        self._beginning[key] = TokenCursor(first.key, 0, num_known=num_known, num_computed=num_done)
+        self._beginning[key] = TokenCursor(
+            first.key, 0, num_known=num_known, num_computed=num_done, rank=request.spec.turn.priority.rank
+        )
         self.wake()
 
     def end_children(self, request: DecodeRequest, indexes: Collection[int]) -> None:
@@ -185,7 +187,8 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
                 self._leave(sequence)
             elif at:
                 self._sequences[child.key] = sequence
-                self._batcher.add(TokenCursor(child.key, 0, child.num_known_tokens, request.spec.num_prompt_tokens))
+                num_known, num_done = child.num_known_tokens, request.spec.num_prompt_tokens
+                self._batcher.add(TokenCursor(child.key, 0, num_known, num_done, request.spec.turn.priority.rank))
 
     def _take(self, request: DecodeRequest, child: Child, sampled: Sampled) -> None:
         """Account a sampled token: stream it, then go on or end."""

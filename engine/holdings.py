@@ -1,16 +1,20 @@
-"""Who may hold KV blocks, in order of arrival. Knows counts and block tables; knows no tensors and no transfer.
+"""Who may hold KV blocks, and who waits for them. Knows counts and block tables; knows no tensors and no transfer.
 
-Strictly first come, first served: a large request at the head is not passed by small ones, so nobody starves. All methods
-belong to one event loop. Blocks come back by one path, `release`, which lets the next waiter in.
+Who is next is placement's to say (`placement/fair_queue.py`); nobody starves. All methods belong to one event loop. Blocks come
+back by one path, `release`, which lets the next waiters in.
 """
 
 import asyncio
-from collections import deque
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal.errors import CapacityExceeded, InternalError, InvalidRequest
 from shoal.placement.blocks import BlockIds, BlockPool
+from shoal.placement.fair_queue import FairQueue
+from shoal.placement.rates import HoldTimes
 from shoal.placement.tables import KvLayout, RequestTables, num_fork_blocks
+from shoal.types import USUAL_TURN, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +51,36 @@ class _Waiter:
 class HoldingQueue:
     """Hands out blocks to at most `max_holders` requests; `max_queued` more may wait."""
 
-    def __init__(self, blocks: BlockPool, block_size: int, *, max_holders: int, max_queued: int) -> None:
+    def __init__(
+        self,
+        blocks: BlockPool,
+        block_size: int,
+        *,
+        max_holders: int,
+        max_queued: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.blocks = blocks
+        self.waiters: FairQueue[_Waiter] = FairQueue()  # what each costs is its blocks
+        self.hold_times = HoldTimes()
         self._block_size = block_size
         self._max_holders = max_holders
         self._max_queued = max_queued
-        self._holders = 0
-        self._waiters: deque[_Waiter] = deque()
+        self._clock = clock
+        self._since: dict[Holding, float] = {}
 
     @property
     def num_holders(self) -> int:
-        return self._holders
+        return len(self._since)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiters)
+        return len(self.waiters)
+
+    @property
+    def mean_hold_s(self) -> float:
+        """How long requests hold their blocks, by those that ended lately and those that hold now."""
+        return self.hold_times.mean_s(self._clock(), self._since.values())
 
     def num_blocks(self, layout: KvLayout, size: HoldingSize) -> int:
         """Blocks that a request of this size takes."""
@@ -69,7 +88,7 @@ class HoldingQueue:
         forks = sum(sum(num_fork_blocks(layout, self._block_size, *fork)) for fork in size.forks)
         return len(layout.lower_layers) * lower + len(layout.upper_layers) * upper + size.num_state_blocks + forks
 
-    async def reserve(self, layout: KvLayout, size: HoldingSize) -> Holding:
+    async def reserve(self, layout: KvLayout, size: HoldingSize, turn: Turn = USUAL_TURN) -> Holding:
         """Wait for the request's turn and take its blocks, all or nothing.
 
         Raises InvalidRequest when the whole pool would not do, CapacityExceeded when the waiting line is full.
@@ -80,22 +99,24 @@ class HoldingQueue:
                 f"the request needs {needed} KV blocks, this worker has {self.blocks.num_blocks} in all;"
                 " shorten the prompt or lower max_tokens"
             )
-        if not self._waiters and self._fits(layout, size):
+        if not len(self.waiters) and self._fits(layout, size):
             return self._take(layout, size)
-        if len(self._waiters) >= self._max_queued:
+        if len(self.waiters) >= self._max_queued:
             raise CapacityExceeded(
                 f"{needed} KV blocks needed, {self.blocks.num_free} of {self.blocks.num_blocks} free,"
-                f" {len(self._waiters)} requests wait already; retry later"
+                f" {len(self.waiters)} requests wait already; retry later"
             )
         waiter = _Waiter(layout, size, asyncio.get_running_loop().create_future())
-        self._waiters.append(waiter)
+        self.waiters.push(waiter, turn, needed)
+        self._admit()  # it may fit where those before it do not
         try:
             return await waiter.future
         except asyncio.CancelledError:
             if waiter.future.done() and not waiter.future.cancelled():
                 self.release(waiter.future.result())  # the turn came and the waiter left in the same moment
             else:
-                self._admit()  # drops the waiter, which may have kept others from their turn
+                self.waiters.discard(waiter)
+                self._admit()  # it may have kept others from their turn
             raise
 
     def release(self, holding: Holding) -> None:
@@ -106,7 +127,7 @@ class HoldingQueue:
         self.release_states(holding)
         for tables in holding.answers:
             tables.release()
-        self._holders -= 1
+        self.hold_times.ended(self._clock() - self._since.pop(holding))
         self._admit()
 
     def release_answer(self, holding: Holding, index: int) -> None:
@@ -124,23 +145,24 @@ class HoldingQueue:
     def check(self) -> None:
         """Raise InternalError unless free + owned = total, and all is free when nobody holds."""
         self.blocks.check()
-        if not self._holders and self.blocks.num_used:
+        if not self._since and self.blocks.num_used:
             raise InternalError(f"{self.blocks.num_used} KV blocks are owned and nobody holds them")
 
     def _fits(self, layout: KvLayout, size: HoldingSize) -> bool:
-        return self._holders < self._max_holders and self.num_blocks(layout, size) <= self.blocks.num_free
+        return len(self._since) < self._max_holders and self.num_blocks(layout, size) <= self.blocks.num_free
 
     def _take(self, layout: KvLayout, size: HoldingSize) -> Holding:
         tables = RequestTables(self.blocks, self._block_size, layout)
         tables.reserve(size.num_lower_slots, size.num_upper_slots)
         forks = (tables.fork(*fork) for fork in size.forks)
         holding = Holding((tables, *forks), self.blocks.allocate(size.num_state_blocks))
-        self._holders += 1
+        self._since[holding] = self._clock()
         return holding
 
     def _admit(self) -> None:
-        if any(waiter.future.done() for waiter in self._waiters):  # left without a turn
-            self._waiters = deque(waiter for waiter in self._waiters if not waiter.future.done())
-        while self._waiters and self._fits(self._waiters[0].layout, self._waiters[0].size):
-            waiter = self._waiters.popleft()
-            waiter.future.set_result(self._take(waiter.layout, waiter.size))
+        def may_enter(waiter: _Waiter) -> bool:
+            return self._fits(waiter.layout, waiter.size)
+
+        while len(self._since) < self._max_holders and (waiter := self.waiters.pop(may_enter)) is not None:
+            if not waiter.future.done():  # else it is leaving at this moment
+                waiter.future.set_result(self._take(waiter.layout, waiter.size))

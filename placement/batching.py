@@ -8,9 +8,10 @@ The rule of a step, which starves nobody:
 1. One-token decode rows come first, in arrival order. When not all fit, those that ran (or arrived) longest ago go first.
 2. While longer chunks wait, rows leave them `min_chunk_tokens` of the budget (half of it when the budget is small) and one
    place in the step. Where the step has room for one of the two only, rows and chunks take turns.
-3. The request that arrived first among the waiting chunks gets all it needs when that ends its piece in this step, else at
-   least half of what is left. So a long prompt progresses in every step, whatever arrives after it.
-4. The rest goes to the pieces with the fewest tokens left, ties by arrival. So short prompts pass a long one by.
+3. The first of the waiting chunks gets all it needs when that ends its piece in this step, else at least half of what is left.
+   First is the earliest arrival of the highest rank there; but in every fourth step that lets it pass others, the earliest of
+   all. So a long prompt progresses steadily, whatever arrives after it.
+4. The rest goes to the highest rank's pieces with the fewest tokens left, ties by arrival. So short prompts pass a long one by.
 5. What is then still left goes back to the first. Chunks are listed in arrival order, each request at most once.
 """
 
@@ -18,6 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shoal.errors import AlreadyExists, InternalError
+
+_OLDEST_EVERY = 4  # in one of so many steps the earliest is first, whatever its rank
 
 
 @dataclass(slots=True)
@@ -32,6 +35,7 @@ class TokenCursor:
     num_prefill_tokens: int
     num_known: int
     num_computed: int
+    rank: int = 0  # of its class; a higher one goes before
 
     def __post_init__(self) -> None:
         if self.num_prefill_tokens < 0 or not 0 <= self.num_computed <= self.num_known:
@@ -94,6 +98,7 @@ class Batcher:
         self._in_flight: dict[str, Chunk] = {}
         self._num_steps = 0
         self._chunks_turn = False
+        self._num_passing_steps = 0
 
     def __len__(self) -> int:
         return len(self._cursors)
@@ -189,11 +194,12 @@ class Batcher:
         """Share `num_tokens` out to at most `num_requests` of the waiting requests by rules 3 to 5."""
         if not waiting or num_tokens < 1 or num_requests < 1:
             return []
-        first, *others = waiting
+        first = self._first(waiting)
+        others = [cursor for cursor in waiting if cursor is not first]
         need = first.num_piece_tokens
         shares = {first.key: need if need <= num_tokens else -(-num_tokens // 2)}
         left = num_tokens - shares[first.key]
-        for cursor in sorted(others, key=lambda cursor: cursor.num_piece_tokens):
+        for cursor in sorted(others, key=lambda cursor: (-cursor.rank, cursor.num_piece_tokens)):
             share = min(cursor.num_piece_tokens, left)
             if len(shares) == num_requests or share < min(min_tokens, cursor.num_piece_tokens):
                 break
@@ -201,3 +207,11 @@ class Batcher:
             left -= share
         shares[first.key] = min(need, shares[first.key] + left)
         return [Chunk(c.key, c.num_computed, c.num_computed + shares[c.key]) for c in waiting if c.key in shares]
+
+    def _first(self, waiting: list[TokenCursor]) -> TokenCursor:
+        """Whose turn it is by rule 3; `waiting` is in order of arrival."""
+        highest = max(waiting, key=lambda cursor: cursor.rank)  # of equals the earliest
+        if highest.rank == waiting[0].rank:
+            return waiting[0]
+        self._num_passing_steps += 1
+        return waiting[0] if self._num_passing_steps % _OLDEST_EVERY == 0 else highest

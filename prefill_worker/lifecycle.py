@@ -98,7 +98,7 @@ class TaskRunner:
         opening = asyncio.create_task(self._open(task, source))
         try:
             kept = state_range(spec.plan)
-            holding = await self.holdings.reserve(spec.layout, self._size(spec, len(kept)))
+            holding = await self.holdings.reserve(spec.layout, self._size(spec, len(kept)), spec.turn)
             held.set_result(holding)
             kv = RequestKv.of(holding.tables)
             states = StateStore(resident.pool, holding.state_blocks, kept, resident.shape.hidden_size) if kept else None

@@ -9,7 +9,7 @@ from shoal.kv_transfer.wire import MAX_ID_CHARACTERS
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.placement.plan import TransferPlan, make_plan
 from shoal.placement.tables import KvLayout
-from shoal.types import Fingerprint, ModelShape
+from shoal.types import USUAL_TURN, Fingerprint, ModelShape, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class PrefillSpec:
     decode_address: str
     decode_worker_id: str
     decode_epoch: int
+    turn: Turn = USUAL_TURN
 
     @property
     def attempt_id(self) -> str:
@@ -63,4 +64,5 @@ def read_spec(
             " start both pools with the same model, dtype and transfer settings"
         )
     handle = Handle(message.attempt_id, fingerprint, str(visibility), num_prompt, num_cached, plan.digest)
-    return PrefillSpec(layout, token_ids, plan, handle, message.decode_address, message.decode_worker_id, message.decode_epoch)
+    target = message.decode_address, message.decode_worker_id, message.decode_epoch
+    return PrefillSpec(layout, token_ids, plan, handle, *target, Turn.parse(message.priority, message.tenant))

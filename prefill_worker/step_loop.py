@@ -60,7 +60,8 @@ class PrefillStepLoop(StepLoop[PrefillStep, None]):
             return
         key, num_tokens = work.task.spec.attempt_id, len(work.task.spec.token_ids)
         self._work[key] = work
-        self._batcher.add(TokenCursor(key, num_tokens, num_known=num_tokens, num_computed=0))
+        rank = work.task.spec.turn.priority.rank
+        self._batcher.add(TokenCursor(key, num_tokens, num_known=num_tokens, num_computed=0, rank=rank))
         self.wake()
 
     async def remove(self, key: str) -> None:

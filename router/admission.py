@@ -18,6 +18,7 @@ from shoal.router.sampling import (
     check_sampling,
     read_constraint,
 )
+from shoal.router.tenants import turn_of
 from shoal.router.text import Prompt, PromptEncoder
 from shoal.router.tools import Tools, read_messages, read_tools
 from shoal.router.validation import (
@@ -75,6 +76,7 @@ class Admission:
         """Check and translate; what needs no tokenising first."""
         check_request_id(request.request_id)
         check_model(request.model, self.limits.model)
+        turn, notices = turn_of(request.priority)
         wanted = check_visibility(request.visibility if request.HasField("visibility") else None, self.limits)
         tools = read_tools(request.chat.tools_json, request.chat.tool_choice_json)
         num_children = check_num_children(request.sampling_params)
@@ -86,9 +88,8 @@ class Admission:
         sampling = check_sampling(sampling_params, self.limits, len(prompt.token_ids), secrets.randbits(SEED_BITS))
         boundary = prompt.boundary_tokens if wanted.kind is VisibilityKind.SPEED else 1
         visibility = wanted.resolve(self.limits.num_layers, boundary)
-        notices: tuple[str, ...] = ()
         if prompt_logprobs is not None:
-            visibility, notices = replace(visibility, boundary_tokens=len(prompt.token_ids)), (_PROMPT_ON_DECODE,)
+            visibility, notices = replace(visibility, boundary_tokens=len(prompt.token_ids)), (*notices, _PROMPT_ON_DECODE)
         dispatch = DispatchRequest(
             request_id=request.request_id or uuid.uuid4().hex,
             prompt_ids=prompt.token_ids,
@@ -98,6 +99,7 @@ class Admission:
             num_children=num_children,
             prompt_logprobs=prompt_logprobs,
             notices=notices,
+            turn=turn,
         )
         return Admitted(dispatch, request.stream)
 
@@ -119,6 +121,7 @@ class Admission:
         """The same for a continuation to be scored."""
         check_request_id(request.request_id)
         check_model(request.model, self.limits.model)
+        turn, notices = turn_of(request.priority)
         wanted = check_visibility(request.visibility if request.HasField("visibility") else None, self.limits)
         if not 0 <= request.logprobs <= MAX_LOGPROBS:
             raise InvalidRequest(f"logprobs must lie in 0…{MAX_LOGPROBS}, not {request.logprobs}")
@@ -144,6 +147,8 @@ class Admission:
             sampling=SamplingParams(1, num_logprobs=request.logprobs),
             deadline=deadline,
             continuation_ids=continuation,
+            notices=notices,
+            turn=turn,
         )
         return Admitted(dispatch, streams=False)
 

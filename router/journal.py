@@ -43,6 +43,7 @@ class Entry:
         log_event(
             _log, logging.INFO, "request accepted", visibility=request.visibility, prompt_tokens=len(request.prompt_ids),
             max_tokens=request.num_expected_tokens, n=request.num_children, streams=admitted.streams,
+            priority=request.turn.priority,
         )  # fmt: skip
         for notice in request.notices:
             instruments.FALLBACKS.labels("admission").inc()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.pb.v1 import shoal_pb2
 from shoal.router.output import ChildEnd, Output, OutputToken, PromptLogprobs
-from shoal.types import FinishReason, SamplingParams
+from shoal.types import USUAL_TURN, FinishReason, SamplingParams, Turn
 from shoal.visibility import Visibility
 
 
@@ -23,6 +23,7 @@ class DispatchRequest:
     prompt_logprobs: int | None = None  # then the whole prompt is boundary
     continuation_ids: tuple[int, ...] = ()  # to be scored; then nothing is sampled
     notices: tuple[str, ...] = ()  # what was declared on admission
+    turn: Turn = USUAL_TURN
 
     @property
     def placed_visibility(self) -> Visibility:
@@ -48,6 +49,8 @@ def decode_message(request: DispatchRequest, replays: Mapping[int, tuple[int, ..
         num_children=request.num_children,
         prompt_logprobs=request.prompt_logprobs,
         continuation_ids=request.continuation_ids,
+        priority=str(request.turn.priority),
+        tenant=request.turn.tenant,
     )
     sampling = request.sampling
     if request.num_children == 1:
@@ -82,6 +85,8 @@ def prefill_message(request: DispatchRequest, reserved: worker_pb2.Reserved, dec
         decode_address=reserved.transfer_address or decode_address,
         decode_worker_id=reserved.worker_id,
         decode_epoch=reserved.epoch,
+        priority=str(request.turn.priority),
+        tenant=request.turn.tenant,
     )
 
 

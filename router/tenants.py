@@ -17,6 +17,7 @@ from typing import Final
 from shoal.config.tokens import TokenEntry, hash_token, read_tokens
 from shoal.errors import CapacityExceeded, InvalidConfig, Unauthenticated
 from shoal.router.instruments import LIMITED, TENANT_REQUESTS
+from shoal.types import Priority, Turn
 
 _log = logging.getLogger(__name__)
 _WINDOW_S: Final = 60.0
@@ -68,6 +69,20 @@ def tenant_name() -> str:
     """Whose call is being answered; "" where no tokens are asked for."""
     tenant = CURRENT.get()
     return "" if tenant is None else tenant.entry.tenant
+
+
+def turn_of(text: str) -> tuple[Turn, tuple[str, ...]]:
+    """The turn of the call that is being answered, and what is declared where its tenant may not go so high.
+
+    Raises InvalidRequest for a priority that is none.
+    """
+    wanted, tenant = Priority.parse(text), CURRENT.get()
+    if tenant is None:
+        return Turn(wanted), ()
+    ceiling = tenant.entry.max_priority
+    if wanted.rank <= ceiling.rank:
+        return Turn(wanted, tenant.entry.tenant), ()
+    return Turn(ceiling, tenant.entry.tenant), (f"priority {wanted} was lowered to {ceiling}, the most that the tenant may ask",)
 
 
 @contextmanager

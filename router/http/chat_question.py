@@ -6,7 +6,7 @@ from typing import Any, Final
 from shoal.pb.v1 import shoal_pb2
 from shoal.router.http.errors import BadField, UnsupportedField
 from shoal.router.http.fields import Fields, dump_json
-from shoal.router.http.sampling import COMMON, include_usage, read_response_format, read_sampling, read_visibility
+from shoal.router.http.sampling import COMMON, include_usage, read_priority, read_response_format, read_sampling, read_visibility
 from shoal.router.tools import Tools, read_tools
 
 _ROLES: Final = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system"}
@@ -63,6 +63,7 @@ def read_chat(fields: Fields) -> ChatQuestion:
             sampling_params=sampling,
             stream=bool(fields.flag("stream")),
             visibility=read_visibility(fields),
+            priority=read_priority(fields),
             model=fields.text("model") or "",
         ),
         include_usage=include_usage(fields),

@@ -6,7 +6,15 @@ from typing import Any, Final
 from shoal.pb.v1 import shoal_pb2
 from shoal.router.http.errors import BadField, UnsupportedField
 from shoal.router.http.fields import Fields, check_ids, kind_of
-from shoal.router.http.sampling import COMMON, INT32_MAX, include_usage, read_response_format, read_sampling, read_visibility
+from shoal.router.http.sampling import (
+    COMMON,
+    INT32_MAX,
+    include_usage,
+    read_priority,
+    read_response_format,
+    read_sampling,
+    read_visibility,
+)
 
 MAX_PROMPTS: Final = 128  # in one request
 _OWN: Final = ("prompt", "logprobs", "echo", "best_of", "suffix", "response_format", "add_special_tokens")
@@ -48,10 +56,17 @@ def read_completion(fields: Fields) -> CompletionQuestion:
         sampling.logprobs = num_logprobs
         if echo:
             sampling.prompt_logprobs = num_logprobs
-    visibility, model, stream = read_visibility(fields), fields.text("model") or "", bool(fields.flag("stream"))
+    common = shoal_pb2.GenerateRequest(
+        sampling_params=sampling,
+        stream=bool(fields.flag("stream")),
+        visibility=read_visibility(fields),
+        model=fields.text("model") or "",
+        priority=read_priority(fields),
+    )
     requests = []
     for prompt in read_prompts(fields):
-        request = shoal_pb2.GenerateRequest(sampling_params=sampling, stream=stream, visibility=visibility, model=model)
+        request = shoal_pb2.GenerateRequest()
+        request.CopyFrom(common)
         if isinstance(prompt, str):
             request.text = prompt
         else:

@@ -5,17 +5,19 @@ from typing import Final
 from shoal.pb.v1 import shoal_pb2
 from shoal.router.http.errors import BadField, UnsupportedField
 from shoal.router.http.fields import Fields, dump_json
+from shoal.types import Priority
 from shoal.visibility import Visibility
 
 INT32_MAX: Final = (1 << 31) - 1
 NUMBERS: Final = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 FLAGS: Final = ("ignore_eos", "include_stop_str_in_output")
-EXTENSIONS: Final = ("visibility", "prefill_layers", "cache_salt", "structured_outputs")
+EXTENSIONS: Final = ("visibility", "prefill_layers", "cache_salt", "structured_outputs", "priority", "service_tier")
 SAMPLING: Final = (*NUMBERS, *FLAGS, "max_tokens", "top_k", "min_tokens", "stop", "stop_token_ids", "seed", "n", "logit_bias")
 IGNORED: Final = (  # of OpenAI's: they name the caller or its account and change no answer
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
 )  # fmt: skip
 COMMON: Final = ("model", "stream", "stream_options", *SAMPLING, *EXTENSIONS, *IGNORED)
+TIERS: Final = {"auto": "", "default": "", "scale": "", "flex": "low", "priority": "high"}  # OpenAI's, as classes
 DEFAULT_TEMPERATURE: Final = 1.0  # OpenAI's
 
 
@@ -57,6 +59,15 @@ def read_visibility(fields: Fields) -> str | None:
     if kind not in ("speed", "pop") or Visibility.parse(text).prefill_layers != layers:
         raise BadField("prefill_layers", f"prefill_layers {layers} contradicts visibility {text!r}; leave one of them out")
     return text
+
+
+def read_priority(fields: Fields) -> str:
+    """`priority` by name, or as vLLM has it (0 is normal, less is higher); else what OpenAI's `service_tier` stands for."""
+    tier = TIERS[fields.choice("service_tier", TIERS) or "auto"]
+    if isinstance(fields.raw("priority"), str):
+        return fields.choice("priority", tuple(Priority)) or tier
+    number = fields.integer("priority", -(1 << 31), INT32_MAX, bounded=False)
+    return tier if number is None else Priority.HIGH if number < 0 else Priority.LOW if number else Priority.NORMAL
 
 
 def read_response_format(fields: Fields, sampling: shoal_pb2.SamplingParams) -> None:

@@ -105,7 +105,9 @@ class Cluster:
 
 def request(ids: list[int] | None = None, **fields: Any) -> shoal_pb2.GenerateRequest:
     """A request of token ids (ten of them by default) and sampling fields, e.g. request(max_tokens=4, stream=True)."""
-    own = {name: fields.pop(name) for name in ("visibility", "request_id", "stream", "text", "chat") if name in fields}
+    own = {
+        name: fields.pop(name) for name in ("visibility", "request_id", "stream", "text", "chat", "priority") if name in fields
+    }
     message = shoal_pb2.GenerateRequest(sampling_params=shoal_pb2.SamplingParams(**fields), **own)
     if "text" not in own and "chat" not in own:
         message.tokenized.input_ids.extend(range(10, 20) if ids is None else ids)

@@ -7,6 +7,7 @@ from shoal.engine.holdings import Holding, HoldingQueue, HoldingSize
 from shoal.errors import CapacityExceeded, InvalidRequest
 from shoal.placement.blocks import BlockPool
 from shoal.placement.tables import KvLayout
+from shoal.types import Priority, Turn
 from shoal.visibility import Visibility
 
 LAYOUT = KvLayout.of(4, Visibility.parse("speed:2:boundary=1"), 16)
@@ -17,32 +18,75 @@ def queue(num_blocks: int, *, max_holders: int = 100, max_queued: int = 100) -> 
     return HoldingQueue(BlockPool(num_blocks), 4, max_holders=max_holders, max_queued=max_queued)
 
 
-async def test_waiters_are_served_in_order_and_nobody_overtakes() -> None:
+async def test_waiters_are_served_in_order_and_one_that_fits_may_pass_one_that_does_not() -> None:
     holdings = queue(12)
+    first = await holdings.reserve(LAYOUT, LARGE)
+    second = asyncio.create_task(holdings.reserve(LAYOUT, LARGE))
+    third = asyncio.create_task(holdings.reserve(LAYOUT, SMALL))
+    await asyncio.sleep(0)
+    assert holdings.num_waiting == 2 and holdings.waiters.waiting()[Priority.NORMAL] == (2, 15)
+    holdings.release_states(first)
+    holdings.release(first)
+    holdings.release(await second)
+    holdings.release(await third)
+
     first = await holdings.reserve(LAYOUT, SMALL)
+    large = asyncio.create_task(holdings.reserve(LAYOUT, LARGE))
+    await asyncio.sleep(0)
+    small = await asyncio.wait_for(holdings.reserve(LAYOUT, SMALL), 1)  # fits beside the first, and the large one does not
+    assert not large.done()
+    holdings.release(first)
+    await asyncio.sleep(0)
+    assert not large.done()
+    holdings.release(small)
+    holdings.release(await large)
+    holdings.check()
+
+
+async def test_higher_classes_wait_less() -> None:
+    holdings = queue(12)
+    first = await holdings.reserve(LAYOUT, LARGE)
     order: list[str] = []
 
-    async def wait(name: str, size: HoldingSize) -> Holding:
-        holding = await holdings.reserve(LAYOUT, size)
+    async def wait(name: str, priority: Priority) -> Holding:
+        holding = await holdings.reserve(LAYOUT, LARGE, Turn(priority))
         order.append(name)
         return holding
 
-    large = asyncio.create_task(wait("large", LARGE))
-    small = asyncio.create_task(wait("small", SMALL))  # would fit beside the first, but came after the large one
+    low = asyncio.create_task(wait("low", Priority.LOW))
+    normal = asyncio.create_task(wait("normal", Priority.NORMAL))
+    high = asyncio.create_task(wait("high", Priority.HIGH))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert order == [] and holdings.num_waiting == 2
+    assert order == [] and holdings.num_waiting == 3
     holdings.release(first)
     holdings.release(first)  # harmless
-    taken = await large
-    assert not small.done() and holdings.blocks.num_used == 11
+    taken = await high
+    assert not normal.done() and holdings.blocks.num_used == 11
     holdings.release_states(taken)
     holdings.release_states(taken)
     assert holdings.blocks.num_used == 10
     holdings.release(taken)
-    holdings.release(await small)
-    assert order == ["large", "small"]
+    holdings.release(await normal)
+    holdings.release(await low)
+    assert order == ["high", "normal", "low"]
     holdings.check()
+
+
+async def test_how_long_blocks_are_held_is_known_before_any_come_back() -> None:
+    now = [100.0]
+    holdings = HoldingQueue(BlockPool(12), 4, max_holders=9, max_queued=9, clock=lambda: now[0])
+    assert holdings.mean_hold_s == 0
+    first = await holdings.reserve(LAYOUT, SMALL)
+    now[0] = 104.0
+    second = await holdings.reserve(LAYOUT, SMALL)
+    assert holdings.mean_hold_s == 2.0
+    holdings.release(first)
+    assert holdings.mean_hold_s == 4.0
+    now[0] = 110.0
+    assert holdings.mean_hold_s == 6.0
+    holdings.release(second)
+    assert holdings.mean_hold_s == pytest.approx(4.2)
 
 
 async def test_a_waiter_that_leaves_holds_nobody_up() -> None:

@@ -89,6 +89,9 @@ BAD_CHAT: list[tuple[dict[str, Any], str | None, str]] = [
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "tools[0].function.name"),
     ({"tool_choice": "required"}, "tool_choice", "no tools are given"),
     ({"model": 3}, "model", "must be a text"),
+    ({"priority": "urgent"}, "priority", "must be one of low, normal, high"),
+    ({"priority": 1.5}, "priority", "must be an integer"),
+    ({"service_tier": "gold"}, "service_tier", "must be one of auto"),
     ({"temprature": 1}, "temprature", "did you mean temperature?"),
 ]  # fmt: skip
 BAD_TEXT: list[tuple[dict[str, Any], str | None, str]] = [

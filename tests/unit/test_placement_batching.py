@@ -180,3 +180,14 @@ def test_misuse_is_named() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         BatchingOptions(0)
     assert batcher.next_step(0, 8) == () and batcher.next_step(8, 0) == ()
+
+
+def test_a_higher_rank_goes_first_and_the_earliest_still_gets_every_fourth_step() -> None:
+    batcher = Batcher()
+    batcher.add(TokenCursor("low", 400, 400, 0))
+    for index in range(20):
+        batcher.add(TokenCursor(f"high-{index}", 100, 100, 0, rank=2))
+    steps = [run(batcher, 100) for _ in range(12)]
+    assert [chunk.key for [chunk, *_] in steps[:3]] == ["high-0", "high-1", "high-2"]
+    assert sum(chunk.num_tokens for step in steps for chunk in step if chunk.key == "low") >= 150
+    assert [any(chunk.key == "low" for chunk in step) for step in steps].count(True) == 3

@@ -8,6 +8,7 @@ import click
 from shoal.cli.failure import told_in_one_line
 from shoal.config.tokens import TokenEntry, hash_token, new_token, read_tokens
 from shoal.errors import InvalidConfig
+from shoal.types import Priority
 
 
 @click.command()
@@ -15,7 +16,8 @@ from shoal.errors import InvalidConfig
 @click.option("--tokens-file", "-f", type=click.Path(path_type=Path), metavar="FILE", help="Add the entry to this file.")
 @click.option("--max-concurrent", default=0, metavar="N", help="Requests running at once; 0: no limit.")
 @click.option("--requests-per-minute", default=0, metavar="N", help="Requests begun within any 60 s; 0: no limit.")
-def token(tenant: str, tokens_file: Path | None, max_concurrent: int, requests_per_minute: int) -> None:
+@click.option("--max-priority", default=str(Priority.NORMAL), type=click.Choice([str(name) for name in Priority]), help="Highest class it may ask.")
+def token(tenant: str, tokens_file: Path | None, max_concurrent: int, requests_per_minute: int, max_priority: str) -> None:
     """Make a token for TENANT: the token on stdout, once; its hash into the tokens file (on stderr without one).
 
     A router takes the changed file within a second. A tenant may have several tokens, with the same limits.
@@ -26,7 +28,7 @@ def token(tenant: str, tokens_file: Path | None, max_concurrent: int, requests_p
     """
     with told_in_one_line():
         made = new_token()
-        entry = TokenEntry(tenant, hash_token(made), max_concurrent, requests_per_minute)
+        entry = TokenEntry(tenant, hash_token(made), max_concurrent, requests_per_minute, Priority(max_priority))
         if tokens_file is None:
             click.echo(entry.to_yaml(), err=True, nl=False)
         else:

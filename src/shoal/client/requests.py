@@ -75,6 +75,7 @@ class Options(TypedDict, total=False):
     visibility: str | None
     request_id: str
     model: str
+    priority: str  # low, normal, high
     tools: Sequence[Mapping[str, Any]]  # OpenAI's definitions, given to the chat template
     tool_choice: str | Mapping[str, Any] | None  # none, auto, required, or OpenAI's object that names one
 
@@ -91,6 +92,7 @@ def build_request(prompt: Prompt | None, options: Options, *, stream: bool) -> s
         stream=stream,
         visibility=options.get("visibility"),
         model=options.get("model", ""),
+        priority=options.get("priority", ""),
         sampling_params=(options.get("sampling") or Sampling()).message(),
     )
     is_whole = raw or token_ids is not None

@@ -11,9 +11,10 @@ from typing import Any, Final
 import yaml
 
 from shoal.errors import InvalidConfig
+from shoal.types import Priority
 
 TENANT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,63}")
-_KEYS: Final = ("tenant", "sha256", "max_concurrent", "requests_per_minute")
+_KEYS: Final = ("tenant", "sha256", "max_concurrent", "requests_per_minute", "max_priority")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class TokenEntry:
     sha256: str  # 64 hex digits
     max_concurrent: int = 0  # requests running at once; 0: no limit
     requests_per_minute: int = 0  # begun within any 60 s; 0: no limit
+    max_priority: Priority = Priority.NORMAL  # a request that asks for more is lowered to it
 
     def __post_init__(self) -> None:
         if not isinstance(self.tenant, str) or TENANT_NAME.fullmatch(self.tenant) is None:
@@ -34,12 +36,16 @@ class TokenEntry:
             value = getattr(self, name)
             if type(value) is not int or not 0 <= value <= 1_000_000:
                 raise InvalidConfig(f"{self.tenant}: {name} must be a whole number in 0…1,000,000 (0: no limit), not {value!r}")
+        if self.max_priority not in tuple(Priority):
+            raise InvalidConfig(f"{self.tenant}: max_priority must be {', '.join(Priority)}, not {self.max_priority!r}")
+        object.__setattr__(self, "max_priority", Priority(self.max_priority))  # a file holds its name
 
     def to_yaml(self) -> str:
         """As it stands in the file."""
         lines = [f"- tenant: {self.tenant}", f'  sha256: "{self.sha256}"']
         for name in ("max_concurrent", "requests_per_minute"):
             lines += [f"  {name}: {value}"] if (value := getattr(self, name)) else []
+        lines += [f"  max_priority: {self.max_priority}"] if self.max_priority is not Priority.NORMAL else []
         return "\n".join(lines) + "\n"
 
 
@@ -64,10 +70,10 @@ def read_tokens(path: str | Path) -> tuple[TokenEntry, ...]:
     if not isinstance(values, list) or not values:
         raise InvalidConfig(f"the tokens file {path} must list at least one entry, as `shoal token` writes them")
     entries = tuple(_entry(f"{path}, entry {number}", value) for number, value in enumerate(values, 1))
-    limits: dict[str, tuple[int, int]] = {}
+    limits: dict[str, tuple[int, int, Priority]] = {}
     hashes = set()
     for entry in entries:
-        own = (entry.max_concurrent, entry.requests_per_minute)
+        own = (entry.max_concurrent, entry.requests_per_minute, entry.max_priority)
         if limits.setdefault(entry.tenant, own) != own:
             raise InvalidConfig(f"{path}: the entries of tenant {entry.tenant} have different limits; make them equal")
         if entry.sha256 in hashes:

@@ -101,7 +101,7 @@ class ChoiceConstraint(_message.Message):
     def __init__(self, choices: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "tokenized", "text", "chat", "sampling_params", "stream", "visibility", "model")
+    __slots__ = ("request_id", "tokenized", "text", "chat", "sampling_params", "stream", "visibility", "model", "priority")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENIZED_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +110,7 @@ class GenerateRequest(_message.Message):
     STREAM_FIELD_NUMBER: _ClassVar[int]
     VISIBILITY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tokenized: TokenizedInput
     text: str
@@ -118,10 +119,11 @@ class GenerateRequest(_message.Message):
     stream: bool
     visibility: str
     model: str
-    def __init__(self, request_id: _Optional[str] = ..., tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., stream: bool = ..., visibility: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+    priority: str
+    def __init__(self, request_id: _Optional[str] = ..., tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., stream: bool = ..., visibility: _Optional[str] = ..., model: _Optional[str] = ..., priority: _Optional[str] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("request_id", "tokenized", "text", "continuation_tokenized", "continuation_text", "visibility", "model", "logprobs")
+    __slots__ = ("request_id", "tokenized", "text", "continuation_tokenized", "continuation_text", "visibility", "model", "logprobs", "priority")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENIZED_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +132,7 @@ class ScoreRequest(_message.Message):
     VISIBILITY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tokenized: TokenizedInput
     text: str
@@ -138,7 +141,8 @@ class ScoreRequest(_message.Message):
     visibility: str
     model: str
     logprobs: int
-    def __init__(self, request_id: _Optional[str] = ..., tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., text: _Optional[str] = ..., continuation_tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., continuation_text: _Optional[str] = ..., visibility: _Optional[str] = ..., model: _Optional[str] = ..., logprobs: _Optional[int] = ...) -> None: ...
+    priority: str
+    def __init__(self, request_id: _Optional[str] = ..., tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., text: _Optional[str] = ..., continuation_tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., continuation_text: _Optional[str] = ..., visibility: _Optional[str] = ..., model: _Optional[str] = ..., logprobs: _Optional[int] = ..., priority: _Optional[str] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("request_id", "logprobs", "total_logprob", "is_greedy", "prompt_tokens", "visibility", "transfer")
@@ -413,7 +417,7 @@ class GetLoadsResponse(_message.Message):
     def __init__(self, loads: _Optional[_Iterable[_Union[WorkerLoad, _Mapping]]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("worker_id", "pool", "num_running_reqs", "num_waiting_reqs", "num_used_blocks", "num_total_blocks", "num_reservations", "num_transfers_in_flight", "outstanding_token_layers", "num_staging_in_use", "num_staging_quarantined", "resident_bytes", "num_layers_held", "weight_bytes_read")
+    __slots__ = ("worker_id", "pool", "num_running_reqs", "num_waiting_reqs", "num_used_blocks", "num_total_blocks", "num_reservations", "num_transfers_in_flight", "outstanding_token_layers", "num_staging_in_use", "num_staging_quarantined", "resident_bytes", "num_layers_held", "weight_bytes_read", "waiting", "max_reservations", "mean_hold_s", "token_layers_per_s")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_REQS_FIELD_NUMBER: _ClassVar[int]
@@ -428,6 +432,10 @@ class WorkerLoad(_message.Message):
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_HELD_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BYTES_READ_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    MAX_RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    MEAN_HOLD_S_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_LAYERS_PER_S_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     pool: str
     num_running_reqs: int
@@ -442,4 +450,18 @@ class WorkerLoad(_message.Message):
     resident_bytes: int
     num_layers_held: int
     weight_bytes_read: int
-    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., num_running_reqs: _Optional[int] = ..., num_waiting_reqs: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_total_blocks: _Optional[int] = ..., num_reservations: _Optional[int] = ..., num_transfers_in_flight: _Optional[int] = ..., outstanding_token_layers: _Optional[int] = ..., num_staging_in_use: _Optional[int] = ..., num_staging_quarantined: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., num_layers_held: _Optional[int] = ..., weight_bytes_read: _Optional[int] = ...) -> None: ...
+    waiting: _containers.RepeatedCompositeFieldContainer[WaitingLoad]
+    max_reservations: int
+    mean_hold_s: float
+    token_layers_per_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., num_running_reqs: _Optional[int] = ..., num_waiting_reqs: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_total_blocks: _Optional[int] = ..., num_reservations: _Optional[int] = ..., num_transfers_in_flight: _Optional[int] = ..., outstanding_token_layers: _Optional[int] = ..., num_staging_in_use: _Optional[int] = ..., num_staging_quarantined: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., num_layers_held: _Optional[int] = ..., weight_bytes_read: _Optional[int] = ..., waiting: _Optional[_Iterable[_Union[WaitingLoad, _Mapping]]] = ..., max_reservations: _Optional[int] = ..., mean_hold_s: _Optional[float] = ..., token_layers_per_s: _Optional[float] = ...) -> None: ...
+
+class WaitingLoad(_message.Message):
+    __slots__ = ("priority", "num_requests", "num_blocks")
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    priority: str
+    num_requests: int
+    num_blocks: int
+    def __init__(self, priority: _Optional[str] = ..., num_requests: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
