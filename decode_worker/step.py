@@ -56,6 +56,12 @@ class Row:
     forks: tuple[int, ...] = ()  # places in request.children
 
     @property
+    def num_token_layers(self) -> int:
+        """Placement's measure of work."""
+        layout = self.reservation.kv.layout
+        return len(self.prefill) * len(layout.lower_layers) + len(self.decode) * layout.num_layers
+
+    @property
     def anchors(self) -> range:
         """Anchors whose shipped states enter the upper layers in this step."""
         layout = self.reservation.kv.layout

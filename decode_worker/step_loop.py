@@ -103,6 +103,7 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
 
     def account(self, step: DecodeStep, result: list[Picked], seconds: float) -> None:
         metrics.STEP_SECONDS.observe(seconds)
+        self.rate.ran(sum(row.num_token_layers for row in step.rows), seconds)
         metrics.STEP_REQUESTS.observe(len(self.keys(step)))
         metrics.DECODE_TOKENS.inc(sum(len(row.decode) for row in step.rows))
         metrics.PREFILLED_TOKENS.inc(sum(len(row.prefill) for row in step.rows))

@@ -22,6 +22,7 @@ from shoal.decode_worker.reservations import Reservations
 from shoal.decode_worker.servicer import DecodeServicer
 from shoal.decode_worker.spec import read_spec
 from shoal.decode_worker.step_loop import DecodeStepLoop
+from shoal.engine.load_report import report_queue
 from shoal.engine.resident import Resident, fingerprint_of, load_resident, open_for
 from shoal.engine.weights import HeldLayers
 from shoal.errors import InternalError, InvalidConfig, Unavailable
@@ -179,12 +180,9 @@ class _Loaded:
 
     def fill(self, load: shoal_pb2.WorkerLoad) -> None:
         """Add what only a loaded worker has."""
-        blocks, holdings = self.resident.blocks, self.reservations.holdings
+        holdings = self.reservations.holdings
         load.num_running_reqs = self.steps.num_running
-        load.num_waiting_reqs = holdings.num_waiting
-        load.num_used_blocks = blocks.num_used
-        load.num_total_blocks = blocks.num_blocks
-        load.num_reservations = holdings.num_holders
+        report_queue(load, holdings, self.steps.rate)
         load.num_transfers_in_flight = sum(request.is_receiving for request in self.runner.requests)
         load.outstanding_token_layers = sum(request.num_outstanding_token_layers for request in self.runner.requests)
         load.num_layers_held = self.resident.num_layers_held

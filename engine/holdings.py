@@ -64,7 +64,7 @@ class HoldingQueue:
         self.waiters: FairQueue[_Waiter] = FairQueue()  # what each costs is its blocks
         self.hold_times = HoldTimes()
         self._block_size = block_size
-        self._max_holders = max_holders
+        self.max_holders = max_holders
         self._max_queued = max_queued
         self._clock = clock
         self._since: dict[Holding, float] = {}
@@ -149,7 +149,7 @@ class HoldingQueue:
             raise InternalError(f"{self.blocks.num_used} KV blocks are owned and nobody holds them")
 
     def _fits(self, layout: KvLayout, size: HoldingSize) -> bool:
-        return len(self._since) < self._max_holders and self.num_blocks(layout, size) <= self.blocks.num_free
+        return len(self._since) < self.max_holders and self.num_blocks(layout, size) <= self.blocks.num_free
 
     def _take(self, layout: KvLayout, size: HoldingSize) -> Holding:
         tables = RequestTables(self.blocks, self._block_size, layout)
@@ -163,6 +163,6 @@ class HoldingQueue:
         def may_enter(waiter: _Waiter) -> bool:
             return self._fits(waiter.layout, waiter.size)
 
-        while len(self._since) < self._max_holders and (waiter := self.waiters.pop(may_enter)) is not None:
+        while len(self._since) < self.max_holders and (waiter := self.waiters.pop(may_enter)) is not None:
             if not waiter.future.done():  # else it is leaving at this moment
                 waiter.future.set_result(self._take(waiter.layout, waiter.size))

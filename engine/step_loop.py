@@ -13,6 +13,8 @@ from typing import Generic, TypeVar
 
 import torch
 
+from shoal.placement.rates import WorkRate
+
 Step = TypeVar("Step")
 Result = TypeVar("Result")
 
@@ -28,6 +30,7 @@ class StepLoop(ABC, Generic[Step, Result]):
         self._in_step: Collection[str] = ()
         self._step_over: asyncio.Future[None] | None = None
         self.num_steps = 0
+        self.rate = WorkRate()  # of token-layers; `account` tells it
 
     @abstractmethod
     def decide(self) -> Step | None:

@@ -101,6 +101,8 @@ class PrefillStepLoop(StepLoop[PrefillStep, None]):
 
     def account(self, step: PrefillStep, result: None, seconds: float) -> None:
         metrics.STEP_SECONDS.observe(seconds)
+        depths = (len(piece.work.task.spec.layout.lower_layers) for piece in step)
+        self.rate.ran(sum(depth * piece.chunk.num_tokens for depth, piece in zip(depths, step, strict=True)), seconds)
         metrics.STEP_REQUESTS.observe(len(step))
         metrics.PREFILL_TOKENS.inc(sum(piece.chunk.num_tokens for piece in step))
         for piece in step:

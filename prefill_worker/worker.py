@@ -13,6 +13,7 @@ import psutil
 
 from shoal.config.logs import log_event
 from shoal.config.worker import Pool, WorkerConfig
+from shoal.engine.load_report import report_queue
 from shoal.engine.resident import Resident, fingerprint_of, load_resident, open_for
 from shoal.engine.weights import HeldLayers
 from shoal.errors import AlreadyExists, InternalError, InvalidConfig, Unavailable
@@ -179,12 +180,9 @@ class _Loaded:
 
     def fill(self, load: shoal_pb2.WorkerLoad) -> None:
         """Add what only a loaded worker has."""
-        blocks, holdings, tasks = self.resident.blocks, self.runner.holdings, self.runner.tasks
+        holdings, tasks = self.runner.holdings, self.runner.tasks
         load.num_running_reqs = self.steps.num_running
-        load.num_waiting_reqs = holdings.num_waiting
-        load.num_used_blocks = blocks.num_used
-        load.num_total_blocks = blocks.num_blocks
-        load.num_reservations = holdings.num_holders
+        report_queue(load, holdings, self.steps.rate)
         load.num_transfers_in_flight = sum(task.outgoing is not None for task in tasks)
         load.outstanding_token_layers = sum(task.num_outstanding_token_layers for task in tasks)
         load.num_layers_held = self.resident.num_layers_held

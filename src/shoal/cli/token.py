@@ -16,7 +16,12 @@ from shoal.types import Priority
 @click.option("--tokens-file", "-f", type=click.Path(path_type=Path), metavar="FILE", help="Add the entry to this file.")
 @click.option("--max-concurrent", default=0, metavar="N", help="Requests running at once; 0: no limit.")
 @click.option("--requests-per-minute", default=0, metavar="N", help="Requests begun within any 60 s; 0: no limit.")
-@click.option("--max-priority", default=str(Priority.NORMAL), type=click.Choice([str(name) for name in Priority]), help="Highest class it may ask.")
+@click.option(
+    "--max-priority",
+    default=str(Priority.NORMAL),
+    type=click.Choice([str(name) for name in Priority]),
+    help="Highest class it may ask.",
+)
 def token(tenant: str, tokens_file: Path | None, max_concurrent: int, requests_per_minute: int, max_priority: str) -> None:
     """Make a token for TENANT: the token on stdout, once; its hash into the tokens file (on stderr without one).
 
