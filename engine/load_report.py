@@ -1,4 +1,4 @@
-"""What a worker of either pool reports of its queue and its pace, for routers to predict a wait from. Knows the public message."""
+"""What a worker reports of its queue and its pace, for routers to predict a wait from. Knows the public message."""
 
 from shoal.engine.holdings import HoldingQueue
 from shoal.pb.v1 import shoal_pb2
