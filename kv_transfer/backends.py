@@ -9,7 +9,7 @@ from shoal.errors import InvalidConfig
 from shoal.kv_transfer.channel import PairChannel
 from shoal.kv_transfer.gloo import GlooChannel, gloo_device
 from shoal.kv_transfer.ordered import OneAtATime, OrderedGlooChannel
-from shoal.kv_transfer.rendezvous import connect_store
+from shoal.kv_transfer.rendezvous import PairStore
 from shoal.kv_transfer.selftest import check_gloo
 
 DECODE_RANK, PREFILL_RANK = 0, 1
@@ -22,7 +22,7 @@ class Backend(Protocol):
     max_outstanding: int | None  # receives (and sends) per worker over all pairs; None = bounded by staging only
     device: torch.device  # where staging lives
 
-    def connect(self, store_host: str, store_port: int, prefix: str, rank: int, timeout_s: float) -> PairChannel:
+    def connect(self, store: PairStore, rank: int, timeout_s: float) -> PairChannel:
         """Join a pair; blocks, so it is called in a thread of the pair's own. Raises Unavailable."""
         ...
 
@@ -51,8 +51,8 @@ class _Gloo:
             raise InvalidConfig(f"transfer.host {host!r} is no address of this machine that Gloo can bind") from None
         check_gloo(host)
 
-    def connect(self, store_host: str, store_port: int, prefix: str, rank: int, timeout_s: float) -> PairChannel:
-        return GlooChannel(connect_store(store_host, store_port, prefix, timeout_s), rank, self._host, timeout_s)
+    def connect(self, store: PairStore, rank: int, timeout_s: float) -> PairChannel:
+        return GlooChannel(store, rank, self._host, timeout_s)
 
 
 class _OrderedGloo(_Gloo):
@@ -63,8 +63,7 @@ class _OrderedGloo(_Gloo):
         super().__init__(host)
         self._receives, self._sends = OneAtATime("receive"), OneAtATime("send")
 
-    def connect(self, store_host: str, store_port: int, prefix: str, rank: int, timeout_s: float) -> PairChannel:
-        store = connect_store(store_host, store_port, prefix, timeout_s)
+    def connect(self, store: PairStore, rank: int, timeout_s: float) -> PairChannel:
         return OrderedGlooChannel(store, rank, self._host, timeout_s, self._receives, self._sends)
 
 
@@ -78,7 +77,7 @@ class _Nccl:
         check_environment()
         self.device = torch.device("cuda", torch.cuda.current_device())
 
-    def connect(self, store_host: str, store_port: int, prefix: str, rank: int, timeout_s: float) -> PairChannel:
+    def connect(self, store: PairStore, rank: int, timeout_s: float) -> PairChannel:
         from shoal.kv_transfer.nccl import NcclChannel
 
-        return NcclChannel(connect_store(store_host, store_port, prefix, timeout_s), rank, self.device)
+        return NcclChannel(store, rank, self.device)

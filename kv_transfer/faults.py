@@ -1,9 +1,9 @@
 """Named points at which a test may delay, drop, damage, raise, stop or kill. Does nothing unless asked to.
 
 Points around control messages are `before-<message>` and `after-<message>` on the end that writes it and `on-<message>` on the
-end that reads it (hello, welcome, open, accept, reject, ready, go, skip, trailer, ack, end, heartbeat). Points around the work
-of a message: `before-pack`, `after-pack`, `before-send`, `mid-send`, `after-send` at prefill; `before-post`, `after-post`,
-`after-receive`, `after-unpack` at decode. `raise` suits the `before-` points, `corrupt` suits `before-send`.
+end that reads it (hello, welcome, rendezvous, open, accept, reject, ready, go, skip, trailer, ack, end, heartbeat). Points around
+the work of a message: `before-pack`, `after-pack`, `before-send`, `mid-send`, `after-send` at prefill; `before-post`,
+`after-post`, `after-receive`, `after-unpack` at decode. `raise` suits the `before-` points, `corrupt` suits `before-send`.
 """
 
 import asyncio

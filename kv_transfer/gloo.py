@@ -4,18 +4,20 @@ One process group object per pair, no global world. The tag is always 0: message
 """
 
 import functools
+import hmac
+import secrets
 from datetime import timedelta
 from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
 
 from shoal.errors import Unavailable
 from shoal.kv_transfer.channel import PairChannel, Pending, PointToPoint, check_buffer
-from shoal.kv_transfer.rendezvous import first_line
+from shoal.kv_transfer.rendezvous import PairStore, first_line
 
 _TAG = 0
+_PROOF_BYTES = 16
 
 
 @functools.cache
@@ -27,16 +29,18 @@ def gloo_device(host: str) -> dist.ProcessGroupGloo.Device:
 class GlooChannel(PairChannel):
     """One end of a Gloo pair. Construction blocks until the other end is there or `timeout_s` has passed (Unavailable)."""
 
-    def __init__(self, store: Store, rank: int, host: str, timeout_s: float) -> None:
+    def __init__(self, store: PairStore, rank: int, host: str, timeout_s: float) -> None:
         self._peer = 1 - rank
+        self._store = store  # kept for the group
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=timeout_s)
         options._threads = 1
         options._devices = [gloo_device(host)]
         try:
             self._group: PointToPoint | None = cast(PointToPoint, dist.ProcessGroupGloo(store, rank, 2, options))
-        except RuntimeError as error:
+        except (RuntimeError, ValueError, MemoryError) as error:  # the latter two: what a damaged address costs
             raise Unavailable(f"the pair could not be made: {first_line(error)}") from error
+        self._meet(store, rank, timeout_s)
 
     def post_recv(self, n: int, buffer: torch.Tensor) -> Pending:
         check_buffer(buffer)
@@ -59,6 +63,23 @@ class GlooChannel(PairChannel):
 
     def close(self) -> None:
         self._group = None
+
+    def _meet(self, store: PairStore, rank: int, timeout_s: float) -> None:
+        """Each end sends over the channel what it has said through the store.
+
+        Gloo takes whoever connects and names a pair's number, and the numbers are counted up: a stranger who came first would
+        be sent the KV. It has not heard the store, though.
+        """
+        mine, theirs = secrets.token_bytes(_PROOF_BYTES), torch.zeros(_PROOF_BYTES, dtype=torch.uint8)
+        store.set(f"proof/{rank}", mine)
+        expected = store.get(f"proof/{self._peer}")
+        receive = self.post_recv(0, theirs)
+        send = self.send(0, torch.frombuffer(bytearray(mine), dtype=torch.uint8))
+        receive.wait(timeout_s)
+        send.wait(timeout_s)
+        if not hmac.compare_digest(bytes(theirs.numpy()), expected):
+            self.close()
+            raise Unavailable("the pair could not be made: somebody else has answered on the channel in the peer's place")
 
     def _open_group(self) -> PointToPoint:
         if self._group is None:

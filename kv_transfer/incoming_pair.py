@@ -18,7 +18,7 @@ from shoal.kv_transfer.incoming import IncomingTransfer
 from shoal.kv_transfer.lane import Lane, checksum
 from shoal.kv_transfer.perform import Performer
 from shoal.kv_transfer.receiver import ReceiverMachine
-from shoal.kv_transfer.rendezvous import StoreServer
+from shoal.kv_transfer.rendezvous import PairStore
 from shoal.kv_transfer.staging import Permits, StagingBuffer, StagingPool
 from shoal.pb.internal.v1 import transfer_pb2 as pb
 
@@ -32,7 +32,6 @@ class ReceiverShared:
 
     config: TransferConfig
     backend: Backend
-    store: StoreServer
     staging: StagingPool
     permits: Permits
     faults: Faults
@@ -57,14 +56,6 @@ class IncomingPair:
         self._granted: StagingBuffer | None = None
         self._buffers: dict[int, StagingBuffer] = {}  # by n
         self._placed: set[int] = set()  # messages that hold a place on the device
-        self._prefix = shared.store.new_prefix()
-        backend, store, timeout_s = shared.backend, shared.store, shared.config.connect_timeout_s
-        self._lane = Lane(
-            f"kv-from-{self.worker_id}",
-            lambda: backend.connect(store.host, store.port, self._prefix, DECODE_RANK, timeout_s),
-            shared.faults,
-        )
-        self._lane.connected.add_done_callback(self._on_connected)
         self._stream = ControlStream[pb.ReceiverMessage](
             end="received",
             write=write,
@@ -75,10 +66,13 @@ class IncomingPair:
             on_tick=lambda now: None,
             on_silent=self.close,
         )
-        welcome = pb.Welcome(
-            store_host=store.host, store_port=store.port, pair_epoch=self._prefix, heartbeat_s=shared.config.heartbeat_s
-        )
+        welcome = pb.Welcome(heartbeat_s=shared.config.heartbeat_s)
         self._stream.put(pb.ReceiverMessage(welcome=welcome))
+        backend, timeout_s = shared.backend, shared.config.connect_timeout_s
+        self._loop = asyncio.get_running_loop()
+        store = self._store = PairStore(self._tell, timeout_s)
+        self._lane = Lane(f"kv-from-{self.worker_id}", lambda: backend.connect(store, DECODE_RANK, timeout_s), shared.faults)
+        self._lane.connected.add_done_callback(self._on_connected)
         metrics.PAIRS.labels("received").inc()
         logger.info("pair from prefill worker %s, epoch %d", self.worker_id, self.epoch)
 
@@ -94,6 +88,11 @@ class IncomingPair:
         kind = message.WhichOneof("message")
         if kind == "end" and not message.end.attempt_id:
             self.close(Unavailable(f"prefill worker {self.worker_id} closed the pair: {message.end.reason}"))
+        elif kind == "rendezvous":
+            try:
+                self._store.heard(message.rendezvous.key, message.rendezvous.value)
+            except InternalError as error:
+                self.close(error)
         elif kind != "heartbeat":
             self.used_s = time.monotonic()
             self._perform(self._machine.on_message(message))
@@ -109,6 +108,7 @@ class IncomingPair:
         self.error = error
         self._perform(self._machine.closed(error))
         self._shared.permits.withdraw(self)
+        self._store.close(error)
         self._lane.close(error, self._release_places)
         metrics.PAIRS.labels("received").dec()
         metrics.PAIR_FAILURES.labels("received", type(error).__name__).inc()
@@ -127,7 +127,11 @@ class IncomingPair:
     async def torn_down(self) -> None:
         """Returns when the group is gone and every posted receive has returned."""
         await self._lane.closed.wait()
-        self._shared.store.forget(self._prefix)
+
+    def _tell(self, key: str, value: bytes) -> None:
+        """Called on a thread of the lane."""
+        message = pb.ReceiverMessage(rendezvous=pb.Rendezvous(key=key, value=value))
+        self._loop.call_soon_threadsafe(self._stream.put, message)
 
     def _on_connected(self, connected: "asyncio.Future[None]") -> None:
         error = connected.exception()

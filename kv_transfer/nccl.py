@@ -11,12 +11,11 @@ from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
 
 from shoal.config.transfer import NCCL_ENVIRONMENT
 from shoal.errors import InvalidConfig, Unavailable
 from shoal.kv_transfer.channel import PairChannel, Pending, PointToPoint, check_buffer
-from shoal.kv_transfer.rendezvous import first_line
+from shoal.kv_transfer.rendezvous import PairStore, first_line
 
 _POLL_S = 0.0002
 
@@ -35,8 +34,9 @@ def check_environment() -> None:
 class NcclChannel(PairChannel):
     """One end of an NCCL pair on `device`. Construction blocks until the other end is there (Unavailable)."""
 
-    def __init__(self, store: Store, rank: int, device: torch.device) -> None:
+    def __init__(self, store: PairStore, rank: int, device: torch.device) -> None:
         check_environment()
+        self._store = store  # kept for the group
         torch.cuda.set_device(device)
         self._peer = 1 - rank
         self._lock = threading.Lock()

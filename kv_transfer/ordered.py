@@ -4,20 +4,15 @@ Every receive leaves a note in the pair's store when it is posted; every send re
 issue. A missing note means that the send was issued before its receive; another number or size, that the two ends disagree.
 """
 
-import queue
 import threading
 from collections.abc import Callable
-from typing import TypeVar
 
 import torch
-from torch._C._distributed_c10d import Store
 
 from shoal.errors import InternalError, Unavailable
 from shoal.kv_transfer.channel import PairChannel, Pending
 from shoal.kv_transfer.gloo import GlooChannel
-from shoal.kv_transfer.rendezvous import first_line
-
-T = TypeVar("T")
+from shoal.kv_transfer.rendezvous import PairStore
 
 
 class OneAtATime:
@@ -43,9 +38,8 @@ class OneAtATime:
 class OrderedGlooChannel(PairChannel):
     """A Gloo pair that checks what NCCL would take for granted. `receives` and `sends` are shared by a worker's pairs."""
 
-    def __init__(self, store: Store, rank: int, host: str, timeout_s: float, receives: OneAtATime, sends: OneAtATime) -> None:
+    def __init__(self, store: PairStore, rank: int, host: str, timeout_s: float, receives: OneAtATime, sends: OneAtATime) -> None:
         self._store = store
-        self._timeout_s = timeout_s
         self._inner = GlooChannel(store, rank, host, timeout_s)
         self._receives = receives
         self._sends = sends
@@ -58,16 +52,14 @@ class OrderedGlooChannel(PairChannel):
     def post_recv(self, n: int, buffer: torch.Tensor) -> Pending:
         counted = self._enter(self._receives, lambda: self._inner.post_recv(n, buffer))
         key, note = f"posted/{self._num_received}", f"{n}:{buffer.numel()}"
-        try:
-            self._ask(lambda: self._leave_note(key, note))
-        except Unavailable:  # this worker is being torn down; the receive has been posted, so somebody must still wait for it
-            self.abort()
+        self._store.set(key, note)
+        self._store.delete_key(key)  # the peer has it, and every Go comes behind it
         self._num_received += 1
         return counted
 
     def send(self, n: int, buffer: torch.Tensor) -> Pending:
         key, mine = f"posted/{self._num_sent}", f"{n}:{buffer.numel()}"
-        theirs = self._ask(lambda: self._take_note(key))
+        theirs = self._take_note(key)
         if theirs is None:
             raise InternalError(f"send {n} was issued before its receive was posted")
         if theirs != mine:
@@ -86,35 +78,11 @@ class OrderedGlooChannel(PairChannel):
     def close(self) -> None:
         self._inner.close()
 
-    def _leave_note(self, key: str, note: str) -> None:
-        """Returns once the peer can find it: `set` does not wait for the store, a question on the same connection does."""
-        self._store.set(key, note)
-        self._store.check([key])
-
     def _take_note(self, key: str) -> str | None:
         """The peer's note, if it is there."""
         note = self._store.get(key).decode() if self._store.check([key]) else None
         self._store.delete_key(key)
         return note
-
-    def _ask(self, question: Callable[[], T]) -> T:
-        """Its answer. A store whose process hangs never answers, so it is asked from a thread of its own."""
-        found: queue.SimpleQueue[T | RuntimeError] = queue.SimpleQueue()
-
-        def ask() -> None:
-            try:
-                found.put(question())
-            except RuntimeError as error:
-                found.put(error)
-
-        threading.Thread(target=ask, name="kv-ordered-note", daemon=True).start()
-        try:
-            answer = found.get(timeout=self._timeout_s)
-        except queue.Empty:
-            raise Unavailable(f"the pair's store did not answer within {self._timeout_s:g} s") from None
-        if isinstance(answer, RuntimeError):
-            raise Unavailable(f"the pair's store is gone: {first_line(answer)}") from answer
-        return answer
 
     def _enter(self, gate: OneAtATime, issue: Callable[[], Pending]) -> "_Counted":
         with self._lock:

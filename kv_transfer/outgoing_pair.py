@@ -21,6 +21,7 @@ from shoal.kv_transfer.handle import Handle
 from shoal.kv_transfer.lane import Lane, checksum
 from shoal.kv_transfer.outgoing import KvSource, OutgoingTransfer
 from shoal.kv_transfer.perform import Performer
+from shoal.kv_transfer.rendezvous import PairStore
 from shoal.kv_transfer.sender import SenderMachine
 from shoal.kv_transfer.staging import Gate, StagingBuffer, StagingPool
 from shoal.pb.internal.v1 import transfer_pb2 as pb
@@ -57,6 +58,8 @@ class OutgoingPair:
         self._issues: deque[act.Issue] = deque()  # Go came, no place to send yet
         self._placed: set[int] = set()  # tickets that hold a place of `sends`
         self._dialled = Dialled(target, shared.connect)
+        self._loop = asyncio.get_running_loop()
+        self._store = PairStore(self._tell, shared.config.connect_timeout_s)
         self._target = target
         self._stream: ControlStream[pb.SenderMessage] | None = None
         self._lane: Lane | None = None
@@ -74,8 +77,8 @@ class OutgoingPair:
         try:
             async with asyncio.timeout(config.connect_timeout_s):
                 welcome = await self._dialled.greet(hello, self._shared.faults)
-                self._lane = self._make_lane(welcome)
                 self._stream = self._listen(welcome.heartbeat_s)
+                self._lane = self._make_lane()
                 await self._lane.connected
         except TimeoutError:
             self.close(Unavailable(f"decode worker {self._target.worker_id} made no pair within {config.connect_timeout_s:g} s"))
@@ -117,6 +120,7 @@ class OutgoingPair:
         self._shared.sends.withdraw(self)
         while self._issues:
             self._perform(self._machine.failed(self._issues.popleft().ticket))
+        self._store.close(error)
         if self._lane is not None:
             self._lane.close(error, self._release_places)
         if self._is_up:
@@ -131,13 +135,16 @@ class OutgoingPair:
         if self._lane is not None:
             await self._lane.closed.wait()
 
-    def _make_lane(self, welcome: pb.Welcome) -> Lane:
+    def _make_lane(self) -> Lane:
         backend, timeout_s = self._shared.backend, self._shared.config.connect_timeout_s
-        return Lane(
-            f"kv-to-{self._target.worker_id}",
-            lambda: backend.connect(welcome.store_host, welcome.store_port, welcome.pair_epoch, PREFILL_RANK, timeout_s),
-            self._shared.faults,
-        )
+        name = f"kv-to-{self._target.worker_id}"
+        return Lane(name, lambda: backend.connect(self._store, PREFILL_RANK, timeout_s), self._shared.faults)
+
+    def _tell(self, key: str, value: bytes) -> None:
+        """Called on a thread of the lane."""
+        if self._stream is not None:
+            message = pb.SenderMessage(rendezvous=pb.Rendezvous(key=key, value=value))
+            self._loop.call_soon_threadsafe(self._stream.put, message)
 
     def _listen(self, heartbeat_s: float) -> ControlStream[pb.SenderMessage]:
         stream = ControlStream[pb.SenderMessage](
@@ -158,9 +165,12 @@ class OutgoingPair:
             while (message := await self._dialled.read()) is not None:
                 if await stream.heard(message):
                     continue
-                if message.WhichOneof("message") == "reject" and not message.reject.attempt_id:
+                kind = message.WhichOneof("message")
+                if kind == "reject" and not message.reject.attempt_id:
                     self.close(wire.rejected(message.reject))
-                elif message.WhichOneof("message") != "heartbeat" and self.error is None:
+                elif kind == "rendezvous":
+                    self._store.heard(message.rendezvous.key, message.rendezvous.value)
+                elif kind != "heartbeat" and self.error is None:
                     self._perform(self._machine.on_message(message, time.monotonic()))
             self.close(Unavailable(f"decode worker {self._target.worker_id} closed the control stream"))
         except ShoalError as error:

@@ -12,7 +12,7 @@ import torch
 from shoal.errors import InvalidConfig, Unavailable
 from shoal.kv_transfer.channel import PairChannel
 from shoal.kv_transfer.gloo import GlooChannel
-from shoal.kv_transfer.rendezvous import StoreServer, connect_store
+from shoal.kv_transfer.rendezvous import twin_stores
 
 _TIMEOUT_S = 10.0
 _SIZES = (1, 70_001, 3)
@@ -22,11 +22,10 @@ _SIZES = (1, 70_001, 3)
 def check_gloo(host: str) -> None:
     """Send three messages in order over a Gloo pair on `host`, once per process. Raises InvalidConfig with words."""
     try:
-        server = StoreServer(host, _TIMEOUT_S)
-        prefix = server.new_prefix()
+        receiving, sending_end = twin_stores(_TIMEOUT_S)
         with ThreadPoolExecutor(1, "kv-selftest") as thread:
-            sending = thread.submit(lambda: _send(_join(server, prefix, 1, host)))
-            received = _receive(_join(server, prefix, 0, host))
+            sending = thread.submit(lambda: _send(GlooChannel(sending_end, 1, host, _TIMEOUT_S)))
+            received = _receive(GlooChannel(receiving, 0, host, _TIMEOUT_S))
             sending.result()
     except Unavailable as error:
         raise InvalidConfig(
@@ -36,10 +35,6 @@ def check_gloo(host: str) -> None:
         raise InvalidConfig(
             f"Gloo of torch {torch.__version__} does not keep the order of messages; use a release that was tried"
         )
-
-
-def _join(server: StoreServer, prefix: str, rank: int, host: str) -> PairChannel:
-    return GlooChannel(connect_store(server.host, server.port, prefix, _TIMEOUT_S), rank, host, _TIMEOUT_S)
 
 
 def _send(channel: PairChannel) -> None:

@@ -20,7 +20,6 @@ from shoal.kv_transfer.faults import Faults
 from shoal.kv_transfer.handle import Handle
 from shoal.kv_transfer.incoming import IncomingTransfer, KvSink
 from shoal.kv_transfer.incoming_pair import IncomingPair, ReceiverShared
-from shoal.kv_transfer.rendezvous import StoreServer
 from shoal.kv_transfer.staging import Gate, Permits, StagingPool
 from shoal.pb.internal.v1 import transfer_pb2 as pb
 from shoal.pb.internal.v1 import transfer_pb2_grpc
@@ -53,7 +52,6 @@ class TransferServer(transfer_pb2_grpc.TransferServicer):
         self._shared = ReceiverShared(
             config=config,
             backend=channels,
-            store=StoreServer(config.host, config.connect_timeout_s),
             staging=staging,
             permits=Permits(Gate(channels.max_outstanding), staging),
             faults=faults or Faults(),

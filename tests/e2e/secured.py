@@ -27,14 +27,15 @@ class System:
     workers: tuple[str, str]  # prefill, decode
     pids: tuple[int, ...]
 
-    def listening(self) -> dict[int, set[str]]:
-        """The hosts that each process listens on, all of its sockets together."""
-        found: dict[int, set[str]] = {}
-        for pid in self.pids:
-            for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
-                sockets = [c for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
-                found.setdefault(pid, set()).update(socket.laddr.ip.removeprefix("::ffff:") for socket in sockets)
-        return found
+    def listening(self) -> list[dict[int, str]]:
+        """The ports that each process and its children listen on, with their hosts."""
+        return [listening(process, *process.children(recursive=True)) for process in map(psutil.Process, self.pids)]
+
+
+def listening(*processes: psutil.Process) -> dict[int, str]:
+    """Every listening socket of these processes: its port and host."""
+    sockets = [connection for process in processes for connection in process.net_connections("inet")]
+    return {c.laddr.port: c.laddr.ip.removeprefix("::ffff:") for c in sockets if c.status == psutil.CONN_LISTEN}
 
 
 @asynccontextmanager

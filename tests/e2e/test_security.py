@@ -64,12 +64,14 @@ async def run_cli(*arguments: object, environment: dict[str, str] | None = None)
 
 
 async def test_everything_listens_on_loopback_and_workers_answer_members_only(tmp_path: Path, tiny_model: Path) -> None:
-    """Without any flag about interfaces; Gloo's sockets and the rendezvous store are open by then."""
+    """Without any flag about interfaces, after a transfer: the router's two doors; each worker's gRPC and Gloo's one port."""
     cluster = ClusterConfig(str(new_secret(tmp_path / "secret")))
     async with system(tmp_path, tiny_model, cluster=cluster) as running:
         assert (await ask(running.grpc)).transfer.payload_bytes > 0
         listening = running.listening()
-        assert len(listening) == 3 and all(hosts == {"127.0.0.1"} for hosts in listening.values()), listening
+        assert [sorted(sockets.values()) for sockets in listening] == [["127.0.0.1"] * 2] * 3, listening
+        doors = {int(address.rpartition(":")[2]) for address in (running.grpc, running.http)}
+        assert set(listening[0]) == doors
         decode = running.workers[1]
         assert await describe(decode, ClusterLink(cluster)) == "decode-0"
         assert isinstance(await describe(decode), Unauthenticated)

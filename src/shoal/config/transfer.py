@@ -22,7 +22,7 @@ MAX_HEARTBEAT_S = 60.0
 class TransferConfig:
     """Raises InvalidConfig when a value cannot work."""
 
-    host: str = "127.0.0.1"  # the interface that stores, Gloo devices and listeners bind to
+    host: str = "127.0.0.1"  # the interface that Gloo binds to
     backend: str = "gloo"
     max_entry_bytes: int = 8 << 20
     max_entry_tokens: int = 2048

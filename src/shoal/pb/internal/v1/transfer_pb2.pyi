@@ -6,23 +6,25 @@ from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Opti
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SenderMessage(_message.Message):
-    __slots__ = ("hello", "open", "ready", "trailer", "end", "heartbeat")
+    __slots__ = ("hello", "open", "ready", "trailer", "end", "heartbeat", "rendezvous")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     TRAILER_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     open: Open
     ready: Ready
     trailer: Trailer
     end: End
     heartbeat: Heartbeat
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., trailer: _Optional[_Union[Trailer, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    rendezvous: Rendezvous
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., trailer: _Optional[_Union[Trailer, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ...) -> None: ...
 
 class ReceiverMessage(_message.Message):
-    __slots__ = ("welcome", "accept", "reject", "go", "skip", "ack", "heartbeat")
+    __slots__ = ("welcome", "accept", "reject", "go", "skip", "ack", "heartbeat", "rendezvous")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACCEPT_FIELD_NUMBER: _ClassVar[int]
     REJECT_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +32,7 @@ class ReceiverMessage(_message.Message):
     SKIP_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     accept: Accept
     reject: Reject
@@ -37,7 +40,8 @@ class ReceiverMessage(_message.Message):
     skip: Skip
     ack: Ack
     heartbeat: Heartbeat
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., accept: _Optional[_Union[Accept, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., skip: _Optional[_Union[Skip, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    rendezvous: Rendezvous
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., accept: _Optional[_Union[Accept, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., skip: _Optional[_Union[Skip, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("worker_id", "epoch", "fingerprint", "decode_worker_id", "decode_epoch", "backend")
@@ -56,16 +60,18 @@ class Hello(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[_Union[_worker_pb2.Fingerprint, _Mapping]] = ..., decode_worker_id: _Optional[str] = ..., decode_epoch: _Optional[int] = ..., backend: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("store_host", "store_port", "pair_epoch", "heartbeat_s")
-    STORE_HOST_FIELD_NUMBER: _ClassVar[int]
-    STORE_PORT_FIELD_NUMBER: _ClassVar[int]
-    PAIR_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("heartbeat_s",)
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
-    store_host: str
-    store_port: int
-    pair_epoch: str
     heartbeat_s: float
-    def __init__(self, store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., pair_epoch: _Optional[str] = ..., heartbeat_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, heartbeat_s: _Optional[float] = ...) -> None: ...
+
+class Rendezvous(_message.Message):
+    __slots__ = ("key", "value")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: bytes
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("attempt_id", "handle")
