@@ -85,6 +85,19 @@ class RequestTables:
         self.upper = BlockTable(layout.upper_layers, block_size)
         self._pool = pool
 
+    def share(self, blocks: BlockIds) -> None:
+        """Begin with the whole blocks of a cached prefix, [layers, blocks]: of the lower layers, or of these and the upper ones.
+
+        They become this request's too, and are never written: `reserve` adds what it writes.
+        """
+        if self.lower.ids.size or self.upper.ids.size:
+            raise InternalError("a cached prefix comes first in a request's tables")
+        self._pool.retain(blocks.reshape(-1))
+        num_lower = len(self.lower.layers)
+        self.lower.ids = blocks[:num_lower].copy()
+        if len(blocks) > num_lower:
+            self.upper.ids = blocks[num_lower:].copy()
+
     def reserve(self, num_lower_slots: int, num_upper_slots: int) -> None:
         """Make room for so many slots in all. Raises CapacityExceeded and changes nothing when the pool is short."""
         num_lower = self.lower.num_missing_blocks(num_lower_slots)

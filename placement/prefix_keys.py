@@ -1,0 +1,69 @@
+"""What a cached prefix is called: a chain of digests over whole blocks of tokens (design §2). Knows tokens, no blocks, no KV.
+
+The first digest is of the identity: model revision, adapter, kind of visibility, K, a, sink and the salt. Each later one is of
+the digest before it and the tokens of one block. So equal digests mean equal tokens from the prompt's first one on, under the
+same identity; b and late are not part of it, and what one salt has cached, another can neither use nor find out.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from typing import Final
+
+from shoal.types import ModelShape
+from shoal.visibility import Visibility, VisibilityKind
+
+_DIGEST_BYTES: Final = 32
+
+
+class PrefixChain:
+    """The digests of one sequence's whole blocks, made as far as they are asked for."""
+
+    def __init__(self, root: bytes, block_size: int, token_ids: Sequence[int] = ()) -> None:
+        """`root` is `prefix_root` of what the sequence runs under."""
+        self.root = root
+        self.block_size = block_size
+        self.digests: list[bytes] = []
+        self._rest: list[int] = []  # the tokens of a block that is not whole yet
+        self.extend(token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens given so far."""
+        return len(self.digests) * self.block_size + len(self._rest)
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """The sequence goes on with these tokens."""
+        self._rest.extend(token_ids)
+        data, size = array("I", self._rest).tobytes(), array("I").itemsize * self.block_size
+        digest = self.digests[-1] if self.digests else self.root
+        for start in range(0, len(data) - size + 1, size):
+            digest = hashlib.blake2b(digest + data[start : start + size], digest_size=_DIGEST_BYTES).digest()
+            self.digests.append(digest)
+        del self._rest[: len(self._rest) // self.block_size * self.block_size]
+
+    def fork(self) -> "PrefixChain":
+        """A chain of its own that goes on from here."""
+        twin = PrefixChain(self.root, self.block_size)
+        twin.digests, twin._rest = list(self.digests), list(self._rest)
+        return twin
+
+
+def prefix_root(revision: str, adapter: str, visibility: Visibility, num_layers: int, salt: str) -> bytes:
+    """The identity's digest, under a resolved visibility (K = L is `full` by then)."""
+    depth = visibility.depth(num_layers)
+    parts = (revision, adapter, visibility.kind, str(depth), str(visibility.anchor_tokens), str(visibility.sink), salt)
+    text = b"".join(len(data).to_bytes(4, "little") + data for data in (part.encode() for part in parts))
+    return hashlib.blake2b(text, digest_size=_DIGEST_BYTES, person=b"shoal prefix").digest()
+
+
+def anchors_digest(root: bytes, anchor_ids: Sequence[int]) -> bytes:
+    """What the anchors' own part of a cached prefix is called: it depends on the anchors alone."""
+    data = array("I", anchor_ids).tobytes()
+    return hashlib.blake2b(root + data, digest_size=_DIGEST_BYTES, person=b"shoal anchors").digest()
+
+
+def prefix_windows(shape: ModelShape, visibility: Visibility) -> tuple[int, ...]:
+    """The sliding windows, each once, of the layers in which prefill tokens leave KV."""
+    num_layers = visibility.depth(shape.num_layers) if visibility.kind is VisibilityKind.SPEED else shape.num_layers
+    return tuple(sorted({w for layer in range(num_layers) if (w := shape.window(layer)) is not None}))
