@@ -41,13 +41,13 @@ class EndpointBoard:
             worker = before.worker
         endpoint = controller_pb2.Endpoint(worker=worker, state=state)
         self._endpoints[actor.slot.worker_id] = endpoint
-        self._version += 1
-        for pool in ("prefill", "decode"):
-            states = [e.state for e in self._endpoints.values() if e.worker.pool == pool]
-            for each in EndpointState:
-                _WORKERS.labels(pool, each).set(states.count(each))
-        self._wake()
+        self._published()
         return endpoint
+
+    def remove(self, actor: ActorName) -> None:
+        """The slot is no more. Unlike a death this ends nothing that still runs there."""
+        if self._endpoints.pop(actor.slot.worker_id, None) is not None:
+            self._published()
 
     @property
     def snapshot(self) -> controller_pb2.Endpoints:
@@ -67,6 +67,14 @@ class EndpointBoard:
     def close(self) -> None:
         """End every watch."""
         self._closed = True
+        self._wake()
+
+    def _published(self) -> None:
+        self._version += 1
+        for pool in ("prefill", "decode"):
+            states = [e.state for e in self._endpoints.values() if e.worker.pool == pool]
+            for each in EndpointState:
+                _WORKERS.labels(pool, each).set(states.count(each))
         self._wake()
 
     def _wake(self) -> None:

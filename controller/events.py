@@ -1,13 +1,17 @@
 """What the controller tells whoever started it: one JSON object a line. Knows no worker and no terminal."""
 
+import asyncio
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`kind` is one of ray, listening, starting, loading, ready, dead, all-ready, failed, stopping, stopped."""
+    """`kind` is one of ray, listening, starting, loading, ready, warm, draining, gone, dead, all-ready, failed, stopping,
+    stopped; to those who ordered a change also plan and done."""
 
     kind: str
     worker: str = ""
@@ -27,16 +31,30 @@ class Event:
 
 
 class EventWriter:
-    """Writes events to a stream; a reader that went away is no reason to fail."""
+    """Writes events to a stream, and to whoever listens; a reader that went away is no reason to fail."""
 
     def __init__(self, stream: IO[str] | None) -> None:
         self._stream = stream
+        self._listeners: set[asyncio.Queue[Event]] = set()
+
+    @contextmanager
+    def listening(self) -> "Iterator[asyncio.Queue[Event]]":
+        """Events from now on, until the end of the block."""
+        queue: asyncio.Queue[Event] = asyncio.Queue()
+        self._listeners.add(queue)
+        try:
+            yield queue
+        finally:
+            self._listeners.discard(queue)
 
     def emit(self, kind: str, worker: str = "", message: str = "", **data: Any) -> None:
+        event = Event(kind, worker, message, data)
+        for queue in self._listeners:
+            queue.put_nowait(event)
         if self._stream is None:
             return
         try:
-            self._stream.write(Event(kind, worker, message, data).encode() + "\n")
+            self._stream.write(event.encode() + "\n")
             self._stream.flush()
         except (BrokenPipeError, ValueError):
             self._stream = None

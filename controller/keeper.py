@@ -2,6 +2,7 @@
 
 starting ──ready──▶ serving ──lifeline ends, or not SERVING for long──▶ killed ──back-off──▶ starting (epoch + 1)
     └──fails──▶ killed ──back-off──▶ starting (epoch + 1), or given up with words
+starting, serving ──retire──▶ draining ──▶ gone, and the slot with it
 """
 
 import asyncio
@@ -17,14 +18,17 @@ from shoal.controller.health import wait_until_ill
 from shoal.controller.names import ActorName, Slot
 from shoal.controller.ray_cluster import ActorHandle
 from shoal.errors import DeadlineExceeded, InternalError, ShoalError, Unavailable
-from shoal.metrics import counter
+from shoal.metrics import counter, histogram
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.rpc import ClusterLink
 
 _log = logging.getLogger(__name__)
 
 _RESTARTS = counter("shoal_controller_restarted_workers_total", "Workers started again after a death or a hang", ("pool",))
+_RETIRED = counter("shoal_controller_retired_workers_total", "Workers drained and ended by order", ("pool",))
+_DRAIN_SECONDS = histogram("shoal_controller_drain_seconds", "From a worker's last new request to its end", ("pool",))
 _PLACEMENT_NOTICE_S = 15.0
+_TELL_ROUTERS_S = 0.25  # so long routers may take to hear that a worker drains, before it refuses what they send
 
 
 class WorkerGivenUp(ShoalError):
@@ -86,8 +90,37 @@ class SlotKeeper:
                 num_failures = 0
             _RESTARTS.labels(self.slot.pool).inc()
 
+    @property
+    def next_epoch(self) -> int:
+        """The first that was never used here."""
+        return self._name.epoch + 1
+
+    async def retire(self, drain_s: float) -> None:
+        """Give the slot up: no new requests, what runs may finish for so long, the rest is handed over, the process ends.
+
+        Call after `run` has been cancelled. Requests that run when `drain_s` is over go on elsewhere: their routers see to it.
+        """
+        began_at, was_ready = asyncio.get_running_loop().time(), self.ready.is_set()
+        if was_ready:
+            self._board.set(self._name, EndpointState.DRAINING)
+            self._events.emit("draining", self.slot.worker_id, epoch=self._name.epoch)
+            await asyncio.sleep(_TELL_ROUTERS_S)
+        await self._end(drain_s)
+        self._board.remove(self._name)  # not DEAD: its streams have ended, and their last words may still be on the way
+        seconds = asyncio.get_running_loop().time() - began_at
+        _RETIRED.labels(self.slot.pool).inc()
+        if was_ready:
+            _DRAIN_SECONDS.labels(self.slot.pool).observe(seconds)
+        _log.info("%s is gone, %.1f s after it began to drain", self.slot.worker_id, seconds)
+        self._events.emit("gone", self.slot.worker_id, epoch=self._name.epoch, seconds=seconds)
+
     async def stop(self, grace_s: float) -> None:
         """Drain the worker and end its process. Call after `run` has been cancelled."""
+        if self.handle is not None:
+            await self._end(grace_s)
+            self._board.set(self._name, EndpointState.DEAD)
+
+    async def _end(self, grace_s: float) -> None:
         if (handle := self.handle) is None:
             return
         self.handle = None
@@ -98,7 +131,6 @@ class SlotKeeper:
             _log.warning("%s did not stop in time and is killed: %s", self.slot.worker_id, str(error) or "no answer")
         finally:
             handle.kill()
-            self._board.set(self._name, EndpointState.DEAD)
 
     async def _start(self) -> None:
         self._board.set(self._name, EndpointState.STARTING)
@@ -129,6 +161,11 @@ class SlotKeeper:
         self.ready.set()
         _log.info("%s %s, epoch %d, at %s", self.slot.worker_id, how, self._name.epoch, description.address)
         self._events.emit("ready", self.slot.worker_id, epoch=self._name.epoch, address=description.address)
+
+    @property
+    def worker(self) -> tuple[str, int]:
+        """Id and epoch of who fills the slot now."""
+        return self.slot.worker_id, self._name.epoch
 
     async def _watch(self) -> str:
         assert self.handle is not None

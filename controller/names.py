@@ -1,4 +1,4 @@
-"""How a worker, its slot and its Ray actor are named: pool, index and epoch. Knows no Ray."""
+"""How a worker, its slot and its Ray actor are named: pool, index and epoch; and what an actor needs. Knows no Ray."""
 
 import re
 from dataclasses import dataclass, replace
@@ -41,3 +41,12 @@ class ActorName:
 
     def next(self) -> Self:
         return replace(self, epoch=self.epoch + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ActorResources:
+    """What Ray reserves for one worker, and where it may run."""
+
+    num_cpus: float
+    num_gpus: float = 0
+    use_pool_label: bool = False  # only nodes labelled pool=<pool>

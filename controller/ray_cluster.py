@@ -9,7 +9,6 @@ import signal
 import sysconfig
 import tempfile
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +16,8 @@ import shoal
 from shoal.config.logs import FORMAT_VARIABLE, LEVEL_VARIABLE
 from shoal.config.worker import Pool, WorkerConfig
 from shoal.controller.descendants import adopt_orphans, end_descendants
-from shoal.controller.names import ActorName
+from shoal.controller.names import ActorName, ActorResources
+from shoal.controller.owner import FOLDER_MARK, RAY_PREFIX, SHORT_FOLDER, mark
 from shoal.decode_worker.actor import DecodeActor
 from shoal.errors import Unavailable
 from shoal.pb.internal.v1 import worker_pb2
@@ -27,7 +27,7 @@ from shoal.rpc.hosted import process_host
 _log = logging.getLogger(__name__)
 
 _OBJECT_STORE_BYTES = 80 << 20  # Ray's minimum; nothing of ours goes through it
-_SHORT_FOLDER = "/tmp" if os.path.isdir("/tmp") else None  # paths of Unix sockets have at most 107 characters
+_UNLIMITED = 1 << 30
 _MAX_CALLS = 100  # per actor at once: lifelines of several controllers, start, describe, stop
 
 
@@ -54,15 +54,6 @@ def actor_environment(num_threads: int, transfer_backend: str, log_level: str, l
             "NCCL_MAX_NCHANNELS": "4",
         }
     return environment
-
-
-@dataclass(frozen=True, slots=True)
-class ActorResources:
-    """What Ray reserves for one worker, and where it may run."""
-
-    num_cpus: float
-    num_gpus: float = 0
-    use_pool_label: bool = False  # only nodes labelled pool=<pool>
 
 
 class ActorHandle:
@@ -143,7 +134,7 @@ class RayCluster:
         self._classes: Mapping[Pool, Any] = {Pool.PREFILL: ray.remote(PrefillActor), Pool.DECODE: ray.remote(DecodeActor)}
 
     @classmethod
-    def start(cls, address: str, namespace: str, num_cpus: int) -> Self:
+    def start(cls, address: str, namespace: str) -> Self:
         """Join the Ray at `address`, or start a local one with tokens on, no dashboard and little memory."""
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
@@ -156,7 +147,9 @@ class RayCluster:
             os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # idle workers that no actor of ours would use
         import ray  # here, not above: the environment must be set first
 
-        folder = None if address else Path(tempfile.mkdtemp(prefix="shoal-ray-", dir=_SHORT_FOLDER))
+        folder = None if address else Path(tempfile.mkdtemp(prefix=RAY_PREFIX, dir=SHORT_FOLDER))
+        if folder is not None:
+            mark(folder / FOLDER_MARK)
         options: dict[str, Any] = {"namespace": namespace, "logging_level": logging.WARNING, "log_to_driver": True}
         try:
             if address:
@@ -164,7 +157,7 @@ class RayCluster:
             else:
                 ray.init(
                     address="local",
-                    num_cpus=num_cpus,
+                    num_cpus=1,  # our actors ask for none: see controller/room.py
                     object_store_memory=_OBJECT_STORE_BYTES,
                     include_dashboard=False,
                     _temp_dir=str(folder),
@@ -204,6 +197,37 @@ class RayCluster:
                 except ValueError:  # it died in between
                     _log.info("actor %s is gone", text)
         return found
+
+    def num_places(self, resources: ActorResources, pool: Pool | None) -> int:
+        """How many more such actors Ray could place now; `pool`: only on nodes with its label."""
+        available = self._ray._private.state.available_resources_per_node()
+        places = 0
+        for node in self._ray.nodes():
+            if not node["Alive"] or (pool is not None and node.get("Labels", {}).get("pool") != str(pool)):
+                continue
+            free = available.get(node["NodeID"], {})
+            needs = {"CPU": resources.num_cpus, "GPU": resources.num_gpus}
+            places += min((int(free.get(name, 0) // need) for name, need in needs.items() if need), default=_UNLIMITED)
+        return places
+
+    def remember(self, key: str, text: str) -> None:
+        """Keep a text in Ray's own store, where it lives as long as the detached actors. "" forgets it. Raises Unavailable."""
+        from ray.experimental import internal_kv as kv
+
+        try:
+            if text:
+                kv._internal_kv_put(key, text, overwrite=True, namespace=self._namespace)
+            else:
+                kv._internal_kv_del(key, namespace=self._namespace)
+        except (self._ray.exceptions.RayError, RuntimeError) as error:
+            raise Unavailable(f"Ray's store does not take {key!r}: {_words(error)}") from error
+
+    def recall(self, key: str) -> str:
+        """What was remembered last; "" when nothing was."""
+        from ray.experimental import internal_kv as kv
+
+        text: bytes | None = kv._internal_kv_get(key, namespace=self._namespace)
+        return (text or b"").decode()
 
     def shutdown(self) -> None:
         """Leave; a Ray that was started here ends, with every process of it, and its files go."""

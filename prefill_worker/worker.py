@@ -34,6 +34,7 @@ from shoal.rpc import Address, ClusterLink
 from shoal.types import ModelShape
 
 _log = logging.getLogger(__name__)
+_LAST_WORDS_S = 1.0  # for what streams that have ended still have to deliver
 
 
 class PrefillWorker:
@@ -97,7 +98,7 @@ class PrefillWorker:
         if self._loaded is not None:
             await self._loaded.runner.drain(grace_s)
         await self._transfers.close()
-        await self._server.stop()
+        await self._server.stop(min(grace_s, _LAST_WORDS_S))
         if self._loaded is not None:
             self._loaded.stepping.cancel()
             await asyncio.to_thread(self._loaded.steps.close)

@@ -72,6 +72,11 @@ class Attempt:
         self._prefill_debt = _Debt(prefill, cost.prefill.token_layers) if prefill is not None else None
 
     @property
+    def was_handed_over(self) -> bool:
+        """Whether it failed because a worker drains: that costs none of the request's tries."""
+        return any(worker.is_leaving for worker in (self._decode, self._prefill) if worker and worker.key in self.report.failed)
+
+    @property
     def _is_over(self) -> bool:
         """Whether decode has said of every child how it ended."""
         return self._replays.keys() <= self.report.finished.keys()

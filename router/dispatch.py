@@ -1,7 +1,8 @@
 """Chooses workers for a request and tries again, within bounds, when they fail. Knows no client and no text.
 
 A failed request starts anew on other workers; tokens it has already produced are replayed there as decode tokens, so the
-stream goes on without loss or repeat. Every retry is a metric, a log line and a notice in the response.
+stream goes on without loss or repeat. Every retry is a metric, a log line and a notice in the response. What a draining worker
+hands over goes on in the same way, and uses none of the tries that a request has for failures.
 """
 
 import logging
@@ -33,6 +34,7 @@ class DispatchReport:
 
     attempt: AttemptReport = field(default_factory=AttemptReport)
     num_retries: int = 0
+    num_handovers: int = 0  # of those: a worker drained, nothing failed
     notices: list[str] = field(default_factory=list)
 
 
@@ -85,7 +87,7 @@ class Dispatcher:
         return Attempt(request, replays, *workers, cost)
 
     def may_retry(self, report: DispatchReport) -> bool:
-        return report.num_retries < self._max_retries
+        return report.num_retries - report.num_handovers < self._max_retries
 
 
 class Dispatch:
@@ -127,11 +129,12 @@ class Dispatch:
                     yield [*ends]
                 if not self._token_ids:
                     return
-                if not self._dispatcher.may_retry(self.report):
+                handed_over = self._attempt.was_handed_over
+                if not (handed_over or self._dispatcher.may_retry(self.report)):
                     raise
                 blamed = self._attempt.report.failed
                 (full if isinstance(failure, CapacityExceeded) else failed).update(blamed)
-                self._retry(failure)
+                self._retry(failure, handed_over=handed_over)
 
     def end_child(self, index: int) -> None:
         """This child's answer is complete, for a reason that decode does not know; the others go on."""
@@ -162,15 +165,16 @@ class Dispatch:
                     new.append(output)
         return new
 
-    def _retry(self, error: ShoalError) -> None:
+    def _retry(self, error: ShoalError, *, handed_over: bool) -> None:
         report = self.report
         report.num_retries += 1
-        reason = "capacity" if isinstance(error, CapacityExceeded) else "unavailable"
+        report.num_handovers += handed_over
+        reason = "drain" if handed_over else "capacity" if isinstance(error, CapacityExceeded) else "unavailable"
         RETRIES.labels(reason).inc()
-        how = "started anew"
+        how = "handed over" if handed_over else "started anew"
         if num_tokens := sum(map(len, self._token_ids.values())):
             RESUMED.inc()
-            how = f"resumed after {num_tokens} tokens"
+            how = f"{'handed over' if handed_over else 'resumed'} after {num_tokens} tokens"
         report.notices.append(f"{how} on another attempt: {error}")
         log_event(_log, logging.WARNING, f"retry: {how}", num_retries=report.num_retries, error=loggable(error))
 

@@ -1,6 +1,7 @@
 """The router's command line: flags to settings, signals to an orderly end."""
 
 import asyncio
+import select
 import signal
 import sys
 from typing import Any, Final
@@ -17,6 +18,7 @@ from shoal.rpc.tracing import configure_tracing
 from shoal.visibility import Visibility
 
 SERVING: Final = "router can serve"  # printed once, for whoever started this process
+BEAT: Final = "router moves"  # printed again and again with --beat-s
 
 
 @click.command(name="router", context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -34,6 +36,8 @@ SERVING: Final = "router can serve"  # printed once, for whoever started this pr
 @click.option("--max-retries", default=1, help="Other attempts after a worker failed.")
 @click.option("--flush-ms", default=20.0, help="How long tokens may wait to share a message.")
 @click.option("--max-request-s", default=3600.0, help="Deadline of requests that bring none.")
+@click.option("--name", default="router", help="What its log lines are signed with.")
+@click.option("--beat-s", default=0.0, help="Print a line each so many seconds, for whoever watches; 0: never.")
 @click.option("--drain-s", default=30.0, help="How long running requests may go on after SIGTERM.")
 @click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics at http://HOST:PORT/metrics.")
 @click.option("--allow-wildcard", is_flag=True, help="Permit addresses that listen on every interface.")
@@ -49,14 +53,21 @@ SERVING: Final = "router can serve"  # printed once, for whoever started this pr
 @click.option("--log-level", default="info", type=click.Choice(LEVELS))
 @click.option("--log-format", default="text", type=click.Choice(FORMATS), help="Readable lines, or one JSON Any a line.")
 def command(
-    visibilities: str, flush_ms: float, http_max_body_mb: float, log_level: str, log_format: str, **settings: Any
+    visibilities: str,
+    flush_ms: float,
+    http_max_body_mb: float,
+    name: str,
+    beat_s: float,
+    log_level: str,
+    log_format: str,
+    **settings: Any,
 ) -> None:
     """Serve Shoal's public APIs over a pool of prefill and decode workers.
 
     SIGTERM and Ctrl-C: health says NOT_SERVING, running requests finish (up to --drain-s), then the process ends.
     """
-    configure_logging(log_level, "router", log_format)
-    configure_tracing("router")
+    configure_logging(log_level, name, log_format)
+    configure_tracing(name)
     try:
         tls = TlsConfig(*(settings.pop(f"tls_{name}") for name in ("cert", "key", "ca", "require_client_cert")))
         cluster = ClusterConfig(*(settings.pop(f"cluster_{n}") for n in ("secret_file", "tls_cert", "tls_key", "tls_ca")))
@@ -69,7 +80,7 @@ def command(
             **settings,
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run(config))
+            runner.run(run(config, beat_s))
     except ShoalError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -83,7 +94,7 @@ def parse_visibilities(text: str) -> tuple[Visibility, ...]:
     return tuple(Visibility.parse(entry) for entry in entries)
 
 
-async def run(config: RouterConfig) -> None:
+async def run(config: RouterConfig, beat_s: float = 0.0) -> None:
     """Serve until SIGTERM or SIGINT. Prints one line with the address once it listens."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -94,12 +105,13 @@ async def run(config: RouterConfig) -> None:
     if router.http_address is not None:
         print(f"router serving HTTP on {router.http_address}", flush=True)
     print(f"router listening on {address}", flush=True)
-    telling = asyncio.create_task(_tell_serving(router))
+    telling = asyncio.gather(_tell_serving(router), _beat(beat_s))
     waits = {asyncio.create_task(stopping.wait()), asyncio.create_task(router.failed())}
     done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for task in (*pending, telling):
+    for task in pending:
         task.cancel()
     await router.stop(config.drain_s if stopping.is_set() else 0.0)
+    telling.cancel()  # only now: one that drains still moves
     for task in done:
         task.result()
 
@@ -107,3 +119,11 @@ async def run(config: RouterConfig) -> None:
 async def _tell_serving(router: Router) -> None:
     await router.has_served.wait()
     print(SERVING, flush=True)
+
+
+async def _beat(interval_s: float) -> None:
+    """Show that the event loop turns. A reader who is away must not stop it: then nothing is written."""
+    while interval_s > 0:
+        if select.select([], [sys.stdout], [], 0)[1]:
+            print(BEAT, flush=True)
+        await asyncio.sleep(interval_s)

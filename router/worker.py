@@ -68,6 +68,11 @@ class Worker:
             is_ready=self.state == "ready",
         )
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it was told to go, in order: what it gives up is handed over, not failed."""
+        return self.state in ("draining", "gone") and self._lost is None
+
     def reported(self, outstanding_token_layers: int) -> None:
         """Take a worker's own report: what it holds beyond this router's requests is other routers' work."""
         self.answers = True

@@ -108,12 +108,17 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
+def command_environment(state: Path | None = None) -> dict[str, str]:
+    """Of commands of this checkout; `state`: where a cluster keeps what other commands find it by."""
+    source = str(Path(__file__).parents[2] / "src")
+    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH", ""))))
+    return os.environ | {"PYTHONPATH": path} | ({"XDG_STATE_HOME": str(state)} if state is not None else {})
+
+
 def spawn_serve(arguments: list[str], log: IO[str], environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """`shoal serve` as its own process, output piped, log lines into a file."""
     command = [sys.executable, "-c", "from shoal.cli.serve import serve; serve()", *arguments]
-    source = str(Path(__file__).parents[2] / "src")
-    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH", ""))))
-    variables = os.environ | {"PYTHONPATH": path} | (environment or {})
+    variables = command_environment() | (environment or {})
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=variables)
 
 

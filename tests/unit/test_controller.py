@@ -1,6 +1,7 @@
 import asyncio
 import io
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
@@ -8,6 +9,7 @@ import pytest
 
 from shoal.config.worker import Pool
 from shoal.controller.backoff import RestartPolicy
+from shoal.controller.controller import Controller
 from shoal.controller.endpoints import EndpointBoard, EndpointState
 from shoal.controller.events import Event, EventWriter
 from shoal.controller.health import wait_until_ill
@@ -47,12 +49,17 @@ def test_events_cross_as_lines_and_a_reader_that_left_is_no_failure() -> None:
             Event.decode(line)
 
 
+def servicer(board: EndpointBoard) -> ControllerServicer:
+    """Of a controller that has nothing but a board."""
+    return ControllerServicer(cast(Controller, SimpleNamespace(board=board)))
+
+
 async def test_watchers_get_the_whole_list_at_once_and_the_newest_after_changes() -> None:
     board = EndpointBoard()
     board.set(ActorName(SLOT, 1), EndpointState.STARTING)
     server = RpcServer()
     service = controller_pb2.DESCRIPTOR.services_by_name["Controller"]
-    server.add(controller_pb2_grpc.add_ControllerServicer_to_server, ControllerServicer(board), service)
+    server.add(controller_pb2_grpc.add_ControllerServicer_to_server, servicer(board), service)
     async with server, open_channel(str(await server.start(Address("127.0.0.1", 0)))) as channel:
         stub = controller_pb2_grpc.ControllerStub(channel)
         stream = stub.WatchEndpoints(controller_pb2.WatchEndpointsRequest(router_id="r"))
@@ -209,7 +216,7 @@ async def test_an_adopted_worker_is_kept_and_its_epoch_goes_on() -> None:
 async def test_a_controller_that_goes_away_ends_its_streams() -> None:
     server = RpcServer()
     service = controller_pb2.DESCRIPTOR.services_by_name["Controller"]
-    server.add(controller_pb2_grpc.add_ControllerServicer_to_server, ControllerServicer(EndpointBoard()), service)
+    server.add(controller_pb2_grpc.add_ControllerServicer_to_server, servicer(EndpointBoard()), service)
     async with open_channel(str(await server.start(Address("127.0.0.1", 0)))) as channel:
         stream = controller_pb2_grpc.ControllerStub(channel).WatchEndpoints(controller_pb2.WatchEndpointsRequest())
         assert (await stream.read()).version == 0

@@ -4,7 +4,7 @@ from typing import cast
 from shoal.config.worker import Pool
 from shoal.controller.endpoints import EndpointBoard, EndpointState
 from shoal.controller.names import ActorName, Slot
-from shoal.controller.prewarm import keep_pairs_warm
+from shoal.controller.prewarm import PairWarmer
 from shoal.controller.ray_cluster import ActorHandle
 from shoal.errors import Unavailable
 from shoal.pb.internal.v1 import worker_pb2
@@ -35,7 +35,8 @@ async def test_each_pair_is_made_once_per_epoch_and_a_refusal_harms_nobody() -> 
         for _ in range(20):
             await asyncio.sleep(0)
 
-    warming = asyncio.create_task(keep_pairs_warm(board, lambda _: cast(ActorHandle, prefill)))
+    warmer = PairWarmer(board, lambda _: cast(ActorHandle, prefill))
+    warming = asyncio.create_task(warmer.run())
     ready(Pool.PREFILL, 0, 1)
     ready(Pool.DECODE, 1, 1)
     await settle()
@@ -44,7 +45,8 @@ async def test_each_pair_is_made_once_per_epoch_and_a_refusal_harms_nobody() -> 
     board.set(ActorName(Slot(Pool.DECODE, 0), 1), EndpointState.DEAD)
     await settle()
     ready(Pool.DECODE, 0, 2)
-    await settle()
+    await asyncio.wait_for(warmer.settled(("decode-0", 2)), 1)
+    assert prefill.asked[-1] == ("decode-0", 2)
     board.close()
     await asyncio.wait_for(warming, 1)
     assert prefill.asked == [("decode-1", 1), ("decode-0", 1), ("decode-0", 2)]

@@ -19,12 +19,20 @@ def new_secret(path: Path) -> Path:
     return path
 
 
-def kept_secret(name: str) -> Path:
-    """The secret that all clusters of this user and name share, made on first use. Raises InvalidConfig."""
-    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "shoal"
-    path = folder / f"{''.join(c if c.isalnum() else '_' for c in name)}.cluster-secret"
+def state_folder(*parts: str) -> Path:
+    """Where this user's clusters keep what outlives a command. Raises InvalidConfig."""
+    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state").joinpath("shoal", *parts)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidConfig(f"cannot make {folder}: {error.strerror}; set XDG_STATE_HOME to a folder of yours") from None
+    return folder
+
+
+def kept_secret(name: str) -> Path:
+    """The secret that all clusters of this user and name share, made on first use. Raises InvalidConfig."""
+    path = state_folder() / f"{''.join(c if c.isalnum() else '_' for c in name)}.cluster-secret"
+    try:
         return new_secret(path)
     except FileExistsError:
         return path

@@ -5,7 +5,9 @@ from typing import Final
 
 import click
 
+import shoal
 from shoal.cli.failure import EXIT_CODES_HELP
+from shoal.cli.version import VERSION_TEXT
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {  # name: (module:attribute, what it does)
     "serve": ("shoal.cli.serve:serve", "Start a local cluster: controller, workers and a router."),
@@ -14,6 +16,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {  # name: (module:attribute, what
     "info": ("shoal.cli.info:info", "Show a server's model, its allowed visibilities and its workers."),
     "loads": ("shoal.cli.info:loads", "Show what every worker holds now."),
     "top": ("shoal.cli.top:top", "Show the pools live: what every worker holds, again and again."),
+    "scale": ("shoal.cli.scale:scale", "Change how many workers a running cluster has."),
+    "restart": ("shoal.cli.scale:restart", "Replace every worker of a running cluster, a few at a time."),
     "token": ("shoal.cli.token:token", "Make a token for a tenant."),
     "transfer-cost": ("shoal.cli.transfer_cost:transfer_cost", "What the handoff of a prompt costs under each visibility."),
     "models": ("shoal.cli.models:models", "List the models that can be opened by name."),
@@ -41,6 +45,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, words) for name, (_, words) in COMMANDS.items()])
 
 
+@click.version_option(shoal.__version__, message=VERSION_TEXT)
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES_HELP)
 def cli() -> None:
     """Shoal serves language models with shallow prefill and deep decode."""

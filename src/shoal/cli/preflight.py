@@ -7,6 +7,7 @@ from pathlib import Path
 from shoal.config.serve import ServeConfig
 from shoal.config.tokens import read_tokens
 from shoal.config.worker import Pool
+from shoal.controller.room import check_memory
 from shoal.errors import InvalidConfig
 from shoal.model_files import ModelFiles, load_tokenizer, open_model
 from shoal.router.text import PromptEncoder
@@ -40,24 +41,38 @@ def check(config: ServeConfig) -> ModelFiles:
     ClusterLink(config.cluster)
     if config.tokens_file:
         read_tokens(config.tokens_file)
-    _check_memory(config)
+    check_memory(config, config.prefill_workers + config.decode_workers)
     for flag, listen in (("--listen", config.listen), ("--http-listen", config.http_listen)):
         if listen and Address.parse(listen).is_wildcard and not config.allow_wildcard:
             raise InvalidConfig(f"{flag} {listen} means every interface; name one, or add --allow-wildcard")
     if config.ray_address:
         check_reachable(config.ray_address, "--ray-address")
-    host, port = config.listen_address
-    check_port(host, port, "--listen")
-    if config.http_address is not None:
-        if config.http_address == config.listen_address and port:
-            raise InvalidConfig(f"--http-listen {config.http_listen} is what --listen has; give it a port of its own")
-        check_port(*config.http_address, "--http-listen")
+    _check_doors(config)
     if Address(config.worker_host, 0).is_wildcard or ":" in config.worker_host:
         raise InvalidConfig(f"--worker-host {config.worker_host!r} must name one IPv4 interface, as in 127.0.0.1")
     check_port(config.worker_host, 0, "--worker-host")
     for metrics in config.metrics_addresses.values():
         check_port(config.worker_host, int(metrics.rpartition(":")[2]), "--metrics-port")
     return model
+
+
+def _check_doors(config: ServeConfig) -> None:
+    """Each router's ports are free and its own."""
+    (host, port), http = config.listen_address, config.http_address
+    if http is not None and http[0] == host and port and abs(http[1] - port) < config.routers:
+        words = "is what --listen has" if config.routers == 1 else f"is too near --listen for {config.routers} routers"
+        raise InvalidConfig(f"--http-listen {config.http_listen} {words}; give it a port of its own")
+    for flag, address in (("--listen", config.listen_address), ("--http-listen", http)):
+        if address is not None:
+            for index in range(config.routers if address[1] else 1):
+                check_port(address[0], address[1] + index, flag)
+    if config.controller_listen:
+        controller = Address.parse(config.controller_listen, "--controller-listen")
+        if controller.is_wildcard:
+            raise InvalidConfig(f"--controller-listen {controller} means every interface; name one")
+        if not controller.port:
+            raise InvalidConfig("--controller-listen must name a port; without the flag a free one is taken")
+        check_port(controller.host, controller.port, "--controller-listen")
 
 
 def _check_gpus(config: ServeConfig) -> None:
@@ -80,20 +95,6 @@ def _check_router(config: ServeConfig, model: ModelFiles) -> None:
         raise InvalidConfig(
             f"the chat template's generation prompt has {encoder.num_generation_tokens} tokens, the default boundary of `speed`; "
             f"raise --max-boundary-tokens to {encoder.num_generation_tokens} or more"
-        )
-
-
-def _check_memory(config: ServeConfig) -> None:
-    """Pools on this machine's own memory: it is taken as they fill, so too much would show only under load."""
-    if config.ray_address or config.transfer_backend == "nccl":
-        return
-    import psutil  # here: part of the `serve` extra
-
-    num_workers, total = config.prefill_workers + config.decode_workers, psutil.virtual_memory().total
-    if num_workers * config.kv_memory > total:
-        raise InvalidConfig(
-            f"the KV pools of {num_workers} workers may take {num_workers * config.kv_memory / 1e9:.1f} GB, this machine has "
-            f"{total / 1e9:.1f} GB; lower --kv-memory"
         )
 
 

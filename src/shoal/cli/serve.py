@@ -68,12 +68,14 @@ async def _run(supervisor: Supervisor, progress: StartProgress) -> None:
     progress.close()
     config = supervisor.config
     tls = " --tls-ca YOUR_CA.pem" if config.tls.is_on else ""
+    where = ", ".join(place.listen for place in supervisor.routers)
     click.echo(
-        f"ready: {config.model} on {supervisor.address}  "
+        f"ready: {config.model} on {where}  "
         f"({config.prefill_workers} prefill, {config.decode_workers} decode; {', '.join(config.visibilities)})\n"
         f'try:   shoal generate --address {supervisor.address}{tls} "Why do fish swim in shoals?"'
     )
     if config.http_listen:
-        click.echo(f"http:  OpenAI's API at {'https' if tls else 'http'}://{config.http_listen}/v1")
+        urls = ", ".join(f"{'https' if tls else 'http'}://{place.http_listen}/v1" for place in supervisor.routers)
+        click.echo(f"http:  OpenAI's API at {urls}")
     sys.stdout.flush()
     await supervisor.wait()

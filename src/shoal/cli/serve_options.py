@@ -16,6 +16,8 @@ HELP: Final[dict[str, str]] = {
     "max_boundary_tokens": "The largest boundary a request may choose.",
     "listen": "host:port where clients connect; port 0 picks a free one.",
     "http_listen": "host:port of OpenAI's API over HTTP, as in 127.0.0.1:8000; none unless given.",
+    "routers": "Number of routers, on the ports of --listen and --http-listen and those that follow.",
+    "controller_listen": "host:port of the controller, for more routers and `shoal scale`; a free port unless given.",
     "allow_wildcard": "Permit --listen and --http-listen on every interface, as in 0.0.0.0:50051.",
     "prefill_workers": "Number of prefill workers.",
     "decode_workers": "Number of decode workers.",

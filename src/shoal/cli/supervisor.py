@@ -1,13 +1,14 @@
-"""Runs a whole cluster as child processes: one controller (which runs Ray and the workers) and one router.
+"""Runs a whole cluster as child processes: one controller (which runs Ray and the workers) and routers.
 
 Knows commands, readiness and restarts; loads no model, no torch and no Ray.
 
-    controller listens ─▶ router starts ─▶ all workers ready and router SERVING ─▶ ready
-    router dies ─▶ started again, declared · controller dies ─▶ started again when Ray is external, else the cluster has failed
+    controller listens ─▶ routers start ─▶ all workers ready and routers SERVING ─▶ ready
+    router dies, or hangs ─▶ started again, declared
+    controller dies ─▶ started again when Ray is external, else the cluster has failed
 """
 
 import asyncio
-import json
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,12 +17,17 @@ from typing import Any
 
 from shoal.cli.children import Child
 from shoal.cli.cluster_secret import kept_secret, new_secret
+from shoal.cli.commands import RouterPlace, controller_arguments, router_arguments, router_places
+from shoal.cli.leftovers import SECRET_PREFIX, sweep_leftovers
 from shoal.cli.preflight import free_port
+from shoal.cli.services import Published, Service
+from shoal.cli.watchdog import Watchdog
 from shoal.config.serve import ServeConfig
 from shoal.controller.descendants import adopt_orphans, end_descendants
 from shoal.controller.events import Event
+from shoal.controller.owner import FOLDER_MARK, mark
 from shoal.errors import ShoalError, Unavailable
-from shoal.router.main import SERVING
+from shoal.router.main import BEAT, SERVING
 
 _RESTART_DELAY_S = 0.5
 _MAX_QUICK_RESTARTS = 5  # of one child within _QUICK_S each: then the cluster has failed
@@ -44,18 +50,17 @@ class Supervisor:
     """`start`, then `wait`, then always `stop`. One per process, in the main thread."""
 
     def __init__(self, config: ServeConfig, listeners: Listeners) -> None:
-        host, port = config.listen_address
-        if port == 0:
-            config = replace(config, listen=f"{host}:{free_port(host)}")
-        if config.http_address is not None and config.http_address[1] == 0:
-            host = config.http_address[0]
-            config = replace(config, http_listen=f"{host}:{free_port(host)}")
-        self.config = config
+        self.routers = router_places(config)
+        first = self.routers[0]
+        self.config = config = replace(config, listen=first.listen, http_listen=first.http_listen)
         self._listeners = listeners
-        self._controller_address = f"{config.worker_host}:{free_port(config.worker_host)}"  # kept when it is started again
+        # kept when the controller is started again
+        self._controller_address = config.controller_listen or f"{config.worker_host}:{free_port(config.worker_host)}"
         self._listening = asyncio.Event()
         self._all_ready = asyncio.Event()
-        self._router_serving = asyncio.Event()
+        self._serving = {place.name: asyncio.Event() for place in self.routers}
+        self._published: Published | None = None
+        self._crashed = False  # the controller, by itself: its Ray's logs may tell why
         self._secret_folder: tempfile.TemporaryDirectory[str] | None = None
         self._failure = ""
         self._ray_folder = ""  # logs of a local Ray, which stay when it does not end in order
@@ -71,30 +76,40 @@ class Supervisor:
     async def start(self) -> None:
         """Start everything and return once requests can be served. Raises ClusterFailed with words."""
         adopt_orphans()
+        for path in sweep_leftovers():
+            self._listeners.on_log(f"deleted {path}, left by a `shoal serve` that was killed")
         self._make_secret()
         self._keepers.append(asyncio.create_task(self._keep("controller", restart=bool(self.config.ray_address))))
         await self._unless_failed(self._listening.wait())
-        self._keepers.append(asyncio.create_task(self._keep("router", restart=True)))
+        service = Service(tuple(place.listen for place in self.routers), self._controller_address, self.config.cluster)
+        self._published = service.publish()
+        for place in self.routers:
+            self._keepers.append(asyncio.create_task(self._keep(place.name, restart=True, place=place)))
         await self._unless_failed(self._all_ready.wait())
-        await self._unless_failed(self._router_serving.wait())
+        for serving in self._serving.values():
+            await self._unless_failed(serving.wait())
 
     async def wait(self) -> None:
         """Return never; raises ClusterFailed when the cluster cannot go on."""
         await self._unless_failed(asyncio.Event().wait())
 
     async def stop(self) -> list[str]:
-        """Drain the router, then stop the workers; returns the names of processes that had to be killed."""
+        """Drain the routers, then stop the workers; returns the names of processes that had to be killed."""
         self._stopping = True
-        grace_s = self.config.grace_s
-        for name, timeout_s in (("router", grace_s + 5), ("controller", 2 * grace_s + 15)):
-            if name in self._children:
-                await self._children[name].stop(timeout_s)
+        if self._published is not None:
+            self._published.withdraw()
+        grace_s, children = self.config.grace_s, self._children
+        await asyncio.gather(*(child.stop(grace_s + 5) for name, child in children.items() if name != "controller"))
+        if "controller" in children:
+            await children["controller"].stop(2 * grace_s + 15)
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         leftover = await asyncio.to_thread(end_descendants)
         if self._secret_folder is not None:
             self._secret_folder.cleanup()
+        if self._ray_folder and not self._crashed:
+            shutil.rmtree(self._ray_folder, ignore_errors=True)  # what a controller that was killed on order could not do
         return leftover
 
     def kill(self) -> None:
@@ -102,37 +117,9 @@ class Supervisor:
         for child in self._children.values():
             child.kill()
 
-    def _arguments(self, name: str) -> list[str]:
-        config, metrics = self.config, self.config.metrics_addresses.get(name)
-        if name == "controller":
-            arguments = ["-m", "shoal.launch.controller", "--watch-stdin", "--listen", self._controller_address]
-            arguments += ["--config-text", json.dumps(config.to_mapping())]
-            return arguments + (["--metrics-listen", metrics] if metrics else [])
-        arguments = ["-m", "shoal.router", "--listen", config.listen, "--controller", self._controller_address]
-        arguments += ["--model", config.model, "--visibilities", ",".join(config.visibilities)]
-        arguments += ["--max-boundary-tokens", str(config.max_boundary_tokens)]
-        arguments += ["--max-context", str(config.max_context_tokens)] if config.max_context_tokens else []
-        arguments += ["--drain-s", str(config.grace_s), "--log-level", config.log_level]
-        arguments += ["--log-format", config.log_format]
-        arguments += ["--metrics", metrics] if metrics else []
-        arguments += ["--http-listen", config.http_listen] if config.http_listen else []
-        for field in (
-            "tls_cert",
-            "tls_key",
-            "tls_ca",
-            "tokens_file",
-            "cluster_secret_file",
-            "cluster_tls_cert",
-            "cluster_tls_key",
-            "cluster_tls_ca",
-        ):
-            arguments += [f"--{field.replace('_', '-')}", value] if (value := getattr(config, field)) else []
-        arguments += ["--tls-require-client-cert"] if config.tls_require_client_cert else []
-        return arguments + (["--allow-wildcard"] if config.allow_wildcard else [])
-
-    async def _keep(self, name: str, *, restart: bool) -> None:
-        """Run a child until stopped; start it again when that helps. Raises ClusterFailed."""
-        loop, num_quick = asyncio.get_running_loop(), 0
+    async def _keep(self, name: str, *, restart: bool, place: RouterPlace | None = None) -> None:
+        """Run the controller, or the router of a place, until stopped; start it again when that helps. Raises ClusterFailed."""
+        loop, num_quick, num_restarts = asyncio.get_running_loop(), 0, 0
         while True:
             started_at = loop.time()
             last_words: list[str] = []
@@ -141,19 +128,52 @@ class Supervisor:
                 last_words[:] = [*last_words[-4:], line]
                 self._listeners.on_log(line)
 
-            child = await Child.spawn(name, self._arguments(name), on_output=self._on_output, on_log=on_log)
+            watchdog = Watchdog(self.config.hang_timeout_s)
+
+            def on_output(line: str, watchdog: Watchdog = watchdog) -> None:
+                if line == BEAT:
+                    watchdog.heard()
+                elif line == SERVING:
+                    self._serving[name].set()
+                else:
+                    self._on_output(line)
+
+            arguments = (
+                controller_arguments(self.config, self._controller_address)
+                if place is None
+                else router_arguments(self.config, place, self._controller_address)
+            )
+            child = await Child.spawn(name, arguments, on_output=on_output, on_log=on_log)
             self._children[name] = child
-            status = await child.wait()
+            status, hung = await self._until_end(child, watchdog)
             if self._stopping:
                 return
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            if hung:
+                how = f"did not move for {self.config.hang_timeout_s:g} s and was killed"
             num_quick = num_quick + 1 if loop.time() - started_at < _QUICK_S else 1
             if not restart or self._failure or num_quick > _MAX_QUICK_RESTARTS or not self._all_ready.is_set():
                 words = f": {' | '.join(last_words[-2:])}" if last_words and status > 0 else ""
-                logs = f" (Ray's logs are in {self._ray_folder})" if self._ray_folder and name == "controller" else ""
+                self._crashed = self._crashed or (place is None and not self._failure)
+                logs = f" (Ray's logs are in {self._ray_folder})" if self._ray_folder and place is None else ""
                 raise ClusterFailed(self._failure or f"the {name} {how}{words}{logs}")
-            self._listeners.on_event(Event("restarting", name, f"the {name} {how}; starting it again"))
+            num_restarts += 1
+            times = f" (for the {num_restarts}. time)" if num_restarts > 1 else ""
+            self._listeners.on_event(Event("restarting", name, f"the {name} {how}; starting it again{times}"))
             await asyncio.sleep(_RESTART_DELAY_S * num_quick)
+
+    async def _until_end(self, child: Child, watchdog: Watchdog) -> tuple[int, bool]:
+        """Wait for a child's end, and bring it about when the child has fallen silent; its status, and whether it had."""
+        ending, silence = asyncio.create_task(child.wait()), asyncio.create_task(watchdog.silence())
+        try:
+            await asyncio.wait((ending, silence), return_when=asyncio.FIRST_COMPLETED)
+            hung = not ending.done()
+            if hung:
+                child.kill()
+            return await ending, hung
+        finally:
+            ending.cancel()
+            silence.cancel()
 
     def _make_secret(self) -> None:
         """Unless one is given: a file of this run; where workers may outlive it, one that later runs find again."""
@@ -163,14 +183,12 @@ class Supervisor:
         if config.ray_address:
             path = kept_secret(config.ray_namespace)
         else:
-            self._secret_folder = tempfile.TemporaryDirectory(prefix="shoal-secret-")
+            self._secret_folder = tempfile.TemporaryDirectory(prefix=SECRET_PREFIX)
+            mark(Path(self._secret_folder.name) / FOLDER_MARK)
             path = new_secret(Path(self._secret_folder.name) / "cluster-secret")
         self.config = replace(config, cluster_secret_file=str(path))
 
     def _on_output(self, line: str) -> None:
-        if line == SERVING:
-            self._router_serving.set()
-            return
         try:
             event = Event.decode(line)
         except ValueError:

@@ -37,6 +37,8 @@ class ServeConfig:
     max_boundary_tokens: int = 64
     listen: str = "127.0.0.1:50051"
     http_listen: str = ""  # host:port of OpenAI's API; "": none
+    routers: int = 1  # each on a port of its own: those of `listen` and `http_listen` and the ones that follow
+    controller_listen: str = ""  # host:port where routers and `shoal scale` find the controller; "": a free port of worker_host
     allow_wildcard: bool = False  # permits `listen` and `http_listen` on every interface
     prefill_workers: int = 1
     decode_workers: int = 1
@@ -75,7 +77,15 @@ class ServeConfig:
         _choice("transfer_backend", self.transfer_backend, BACKENDS)
         _choice("log_level", self.log_level, LEVELS)
         _choice("log_format", self.log_format, FORMATS)
-        for name in ("prefill_workers", "decode_workers", "threads_per_worker", "block_size", "token_budget", "max_requests"):
+        for name in (
+            "routers",
+            "prefill_workers",
+            "decode_workers",
+            "threads_per_worker",
+            "block_size",
+            "token_budget",
+            "max_requests",
+        ):
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("start_timeout_s", "hang_timeout_s"):
@@ -93,6 +103,11 @@ class ServeConfig:
         if self.keep_workers and not self.ray_address:
             raise InvalidConfig("keep_workers needs ray_address: workers of a local Ray end with it")
         self.listen_address, self.http_address, self.tls, self.cluster  # noqa: B018  (raise when they cannot be read)
+        if self.controller_listen:
+            _address("controller_listen", self.controller_listen)
+        for name, address in (("listen", self.listen_address), ("http_listen", self.http_address)):
+            if address is not None and address[1] and address[1] + self.routers - 1 > 65535:
+                raise InvalidConfig(f"{name} leaves no ports for {self.routers} routers: 65535 is the last")
         for text in self.visibilities:
             try:
                 visibility = Visibility.parse(text)
@@ -102,7 +117,7 @@ class ServeConfig:
                 raise InvalidConfig(f"visibilities: {text!r} must not fix a boundary; requests do, up to max_boundary_tokens")
 
     def _check_metrics_ports(self) -> None:
-        last = self.metrics_port + 1 + self.prefill_workers + self.decode_workers
+        last = self.metrics_port + self.routers + self.prefill_workers + self.decode_workers
         if not (0 <= self.metrics_port <= 65535):
             raise InvalidConfig(f"metrics_port must lie in 0…65535 (0: no metrics), not {self.metrics_port}")
         if self.metrics_port and last > 65535:
@@ -152,13 +167,32 @@ class ServeConfig:
         return dataclasses.asdict(self) | {"visibilities": list(self.visibilities)}
 
     @property
+    def router_names(self) -> tuple[str, ...]:
+        """`router`, `router-1`, …"""
+        return ("router", *(f"router-{index}" for index in range(1, self.routers)))
+
+    @property
     def metrics_addresses(self) -> dict[str, str]:
         """host:port of each process's /metrics, by `router`, `controller` and worker id; empty when metrics are off."""
         if not self.metrics_port:
             return {}
         workers = [f"{pool}-{index}" for pool in Pool for index in range(self.num_workers(pool))]
-        names = ("router", "controller", *workers)
+        names = ("router", "controller", *workers, *self.router_names[1:])
         return {name: f"{self.worker_host}:{self.metrics_port + offset}" for offset, name in enumerate(names)}
+
+    def metrics_address(self, worker_id: str) -> str:
+        """The same of one worker, also one beyond the configured sizes; "" when metrics are off. Raises InvalidConfig."""
+        if not self.metrics_port:
+            return ""
+        if (known := self.metrics_addresses.get(worker_id)) is not None:
+            return known
+        pool_name, _, index = worker_id.rpartition("-")
+        pools = list(Pool)
+        beyond = int(index) - self.num_workers(Pool(pool_name))
+        port = self.metrics_port + len(self.metrics_addresses) + len(pools) * beyond + pools.index(Pool(pool_name))
+        if port > 65535:
+            raise InvalidConfig(f"metrics_port {self.metrics_port} leaves no port for the metrics of {worker_id}")
+        return f"{self.worker_host}:{port}"
 
     def num_workers(self, pool: Pool) -> int:
         return self.prefill_workers if pool is Pool.PREFILL else self.decode_workers

@@ -50,8 +50,7 @@ def serve(config: ServeConfig, listen: Address, metrics_listen: str, events: Eve
     """Run a controller until it is told to stop. Raises ShoalError when it cannot start or a pool cannot be filled."""
     metrics = serve_metrics(Address.parse(metrics_listen)) if metrics_listen else None
     events.emit("ray", message=f"joining {config.ray_address}" if config.ray_address else "starting")
-    num_cpus = (config.prefill_workers + config.decode_workers) * config.threads_per_worker
-    cluster = RayCluster.start(config.ray_address, config.ray_namespace, num_cpus)
+    cluster = RayCluster.start(config.ray_address, config.ray_namespace)
     try:
         asyncio.run(_run(config, cluster, listen, events, watch_stdin=watch_stdin))
     finally:

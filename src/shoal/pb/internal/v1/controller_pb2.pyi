@@ -27,3 +27,45 @@ class Endpoint(_message.Message):
     worker: _worker_pb2.WorkerDescription
     state: str
     def __init__(self, worker: _Optional[_Union[_worker_pb2.WorkerDescription, _Mapping]] = ..., state: _Optional[str] = ...) -> None: ...
+
+class ScaleRequest(_message.Message):
+    __slots__ = ("prefill_workers", "decode_workers", "drain_s", "allow_pending", "dry_run")
+    PREFILL_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_S_FIELD_NUMBER: _ClassVar[int]
+    ALLOW_PENDING_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    prefill_workers: int
+    decode_workers: int
+    drain_s: float
+    allow_pending: bool
+    dry_run: bool
+    def __init__(self, prefill_workers: _Optional[int] = ..., decode_workers: _Optional[int] = ..., drain_s: _Optional[float] = ..., allow_pending: bool = ..., dry_run: bool = ...) -> None: ...
+
+class RollingRestartRequest(_message.Message):
+    __slots__ = ("pools", "surge", "drain_s", "dry_run")
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    SURGE_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_S_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedScalarFieldContainer[str]
+    surge: int
+    drain_s: float
+    dry_run: bool
+    def __init__(self, pools: _Optional[_Iterable[str]] = ..., surge: _Optional[int] = ..., drain_s: _Optional[float] = ..., dry_run: bool = ...) -> None: ...
+
+class PoolEvent(_message.Message):
+    __slots__ = ("kind", "worker_id", "message", "seconds", "loaded_bytes", "total_bytes")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    worker_id: str
+    message: str
+    seconds: float
+    loaded_bytes: int
+    total_bytes: int
+    def __init__(self, kind: _Optional[str] = ..., worker_id: _Optional[str] = ..., message: _Optional[str] = ..., seconds: _Optional[float] = ..., loaded_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...

@@ -39,6 +39,16 @@ class ControllerStub(object):
                 request_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.WatchEndpointsRequest.SerializeToString,
                 response_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.Endpoints.FromString,
                 _registered_method=True)
+        self.Scale = channel.unary_stream(
+                '/shoal.internal.v1.Controller/Scale',
+                request_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.ScaleRequest.SerializeToString,
+                response_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.PoolEvent.FromString,
+                _registered_method=True)
+        self.RollingRestart = channel.unary_stream(
+                '/shoal.internal.v1.Controller/RollingRestart',
+                request_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.RollingRestartRequest.SerializeToString,
+                response_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.PoolEvent.FromString,
+                _registered_method=True)
 
 
 class ControllerServicer(object):
@@ -51,6 +61,20 @@ class ControllerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Scale(self, request, context):
+        """Changes how many workers the pools have, and tells what happens until it is done. Goes on when the caller leaves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RollingRestart(self, request, context):
+        """Replaces every worker by a new one, a few at a time, and tells what happens. Goes on when the caller leaves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +82,16 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.WatchEndpoints,
                     request_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.WatchEndpointsRequest.FromString,
                     response_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.Endpoints.SerializeToString,
+            ),
+            'Scale': grpc.unary_stream_rpc_method_handler(
+                    servicer.Scale,
+                    request_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.ScaleRequest.FromString,
+                    response_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.PoolEvent.SerializeToString,
+            ),
+            'RollingRestart': grpc.unary_stream_rpc_method_handler(
+                    servicer.RollingRestart,
+                    request_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.RollingRestartRequest.FromString,
+                    response_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.PoolEvent.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +121,60 @@ class Controller(object):
             '/shoal.internal.v1.Controller/WatchEndpoints',
             shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.WatchEndpointsRequest.SerializeToString,
             shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.Endpoints.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scale(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/shoal.internal.v1.Controller/Scale',
+            shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.ScaleRequest.SerializeToString,
+            shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.PoolEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollingRestart(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/shoal.internal.v1.Controller/RollingRestart',
+            shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.RollingRestartRequest.SerializeToString,
+            shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.PoolEvent.FromString,
             options,
             channel_credentials,
             insecure,
