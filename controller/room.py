@@ -1,16 +1,19 @@
 """Whether there is room for more workers: memory of this machine for a Ray of our own, Ray's free places for a joined one."""
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from shoal.config.serve import ServeConfig
 from shoal.config.worker import Pool
 from shoal.controller.names import ActorResources
 from shoal.errors import CapacityExceeded, InvalidConfig
 
-if TYPE_CHECKING:
-    from shoal.controller.ray_cluster import RayCluster
-
 _MAX_WORKERS = 1024  # of one pool; beyond, a slip of the finger is likelier than a wish
+
+
+class Places(Protocol):
+    """A Ray that knows how many more actors it could place."""
+
+    def num_places(self, resources: ActorResources, pool: Pool | None) -> int: ...
 
 
 def worker_resources(config: ServeConfig) -> ActorResources:
@@ -47,7 +50,7 @@ def check_memory(config: ServeConfig, num_workers: int) -> None:
         )
 
 
-def check_room(config: ServeConfig, cluster: "RayCluster", more: dict[Pool, int], num_now: int) -> None:
+def check_room(config: ServeConfig, cluster: Places, more: dict[Pool, int], num_now: int) -> None:
     """Raise CapacityExceeded when so many more workers of each pool have no place beside the present ones."""
     num_more = sum(more.values())
     if num_more <= 0:

@@ -15,7 +15,7 @@ from shoal.controller.events import Event, EventWriter
 from shoal.controller.keeper import SlotKeeper, WorkerGivenUp
 from shoal.controller.names import ActorName, Slot
 from shoal.controller.pools import Pools
-from shoal.controller.ray_cluster import ActorHandle, RayCluster
+from shoal.controller.ray_cluster import ActorHandle
 from shoal.controller.rollout import RollingRestart
 from shoal.controller.room import check_room, check_size
 from shoal.controller.sizes import SizeBook
@@ -172,7 +172,7 @@ def test_sizes_that_cannot_be_are_refused_with_words() -> None:
 
 def test_room_is_memory_here_and_places_in_a_joined_ray() -> None:
     def room(config: ServeConfig, places: int, more: dict[Pool, int]) -> None:
-        check_room(config, cast(RayCluster, NotePad(places)), more, 2)
+        check_room(config, NotePad(places), more, 2)
 
     with pytest.raises(CapacityExceeded, match="lower --kv-memory or the number of workers"):
         room(ServeConfig(kv_memory=1 << 40), 99, {Pool.DECODE: 1})
