@@ -6,6 +6,7 @@ everything back first, in one place, and then says how it ended.
 
 import asyncio
 import logging
+from collections.abc import Container
 
 from shoal.config.logs import bind_log_ids, log_event, loggable
 from shoal.config.worker import WorkerConfig
@@ -58,6 +59,18 @@ class RequestRunner:
         for request in self.requests:
             if request.spec.attempt_id == attempt_id and not request.ended.done():
                 self._steps.end_children(request, indexes)
+
+    def abort(self, request_ids: Container[str], tenant: str, but_of: str) -> int:
+        """End a tenant's requests with these ids, with what they have, but those of one router; how many there were."""
+        found = []
+        for request in self.requests:
+            origin = request.spec.origin
+            is_wanted = origin.tenant == tenant and origin.request_id in request_ids and origin.caller != but_of
+            if is_wanted and not request.ended.done():
+                found.append(request)
+        for request in found:
+            self._steps.end_children(request, [child.index for child in request.children])
+        return len(found)
 
     async def drain(self, grace_s: float) -> None:
         """Let requests finish for so long, then end the rest. Returns when all has been given back."""

@@ -51,6 +51,12 @@ class DecodeServicer(worker_pb2_grpc.DecodeWorkerServicer):
         self._worker.end_children(request.attempt_id, request.indexes)
         return worker_pb2.EndChildrenResponse()
 
+    async def AbortRequests(
+        self, request: worker_pb2.AbortRequestsRequest, context: "Context"
+    ) -> worker_pb2.AbortRequestsResponse:
+        num_aborted = self._worker.abort(request.request_ids, request.tenant, request.caller)
+        return worker_pb2.AbortRequestsResponse(num_aborted=num_aborted)
+
     async def Describe(self, request: worker_pb2.DescribeRequest, context: "Context") -> worker_pb2.WorkerDescription:
         return self._worker.describe()
 

@@ -33,6 +33,15 @@ class ChildSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a request comes from, for those who want to end it. The id is the client's and need not be unique."""
+
+    request_id: str = ""
+    tenant: str = ""
+    caller: str = ""  # the router's own id
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeSpec:
     """What is asked of a decode worker. `layout` carries the resolved visibility, N, P and α."""
 
@@ -46,6 +55,7 @@ class DecodeSpec:
     disaggregation: DisaggregationRule = NEVER_LOCAL  # when its prefill tokens run here
     has_prefill_worker: bool = True  # False: they run here for want of one
     turn: Turn = USUAL_TURN
+    origin: Origin = Origin()
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -90,6 +100,7 @@ def read_spec(message: worker_pb2.DecodeRequest, attempt_id: str, config: Worker
         DisaggregationRule(message.local_prefill.below_tokens, message.local_prefill.cached_share or 1.0),
         not message.local_prefill.no_prefill_worker,
         Turn.parse(message.priority, message.tenant),
+        Origin(message.request_id, message.tenant, message.caller),
     )
     longest, limit = max(spec.num_answer_tokens), config.max_context(shape)
     if len(prompt) + longest > limit:

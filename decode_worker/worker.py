@@ -120,6 +120,10 @@ class DecodeWorker:
         if self._loaded is not None:
             self._loaded.runner.end_children(attempt_id, frozenset(indexes))
 
+    def abort(self, request_ids: Iterable[str], tenant: str, but_of: str) -> int:
+        """A client wants no more of these requests, and asked another router than the one that sent them."""
+        return 0 if self._loaded is None else self._loaded.runner.abort(frozenset(request_ids), tenant, but_of)
+
     def describe(self) -> worker_pb2.WorkerDescription:
         """Who this is and what it may be asked."""
         return worker_pb2.WorkerDescription(

@@ -54,17 +54,17 @@ class Router:
         self._constraints = ConstraintVetter(config.model)
         self._changed = asyncio.Event()
         self.has_served = asyncio.Event()  # set for good once requests can be served
-        link = ClusterLink(config.cluster)
+        link, router_id = ClusterLink(config.cluster), f"router-{secrets.token_hex(8)}"
         self.registry = Registry(revision=model.revision, on_change=self._changed.set, link=link)
         parts = Parts(
             config=config,
             model=model,
             tokenizer=tokenizer,
             admission=Admission(PromptEncoder(tokenizer), limits, self._constraints),
-            dispatcher=Dispatcher(self.registry, shape, max_retries=config.max_retries),
+            dispatcher=Dispatcher(self.registry, shape, max_retries=config.max_retries, caller=router_id),
             registry=self.registry,
         )
-        self._endpoints = endpoints or _endpoint_source(config, link)
+        self._endpoints = endpoints or _endpoint_source(config, link, router_id)
         self.service = RouterService(parts, time.monotonic)
         book = TokenBook(config.tokens_file) if config.tokens_file else None
         interceptors = [] if book is None else [TokenInterceptor(book)]
@@ -152,7 +152,7 @@ class Router:
         await self.stop()
 
 
-def _endpoint_source(config: RouterConfig, link: ClusterLink) -> EndpointSource:
+def _endpoint_source(config: RouterConfig, link: ClusterLink, router_id: str) -> EndpointSource:
     if config.controller is not None:
-        return ControllerEndpoints(config.controller, router_id=f"router-{secrets.token_hex(4)}", link=link)
+        return ControllerEndpoints(config.controller, router_id=router_id, link=link)
     return StaticEndpoints(config.workers, link=link)

@@ -9,7 +9,7 @@ import logging
 import random
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from shoal.config.logs import log_event, loggable
@@ -41,15 +41,18 @@ class DispatchReport:
 class Dispatcher:
     """Runs requests over the registry's workers."""
 
-    def __init__(self, registry: Registry, shape: ModelShape, *, max_retries: int, rng: random.Random | None = None) -> None:
+    def __init__(
+        self, registry: Registry, shape: ModelShape, *, max_retries: int, rng: random.Random | None = None, caller: str = ""
+    ) -> None:
         self._registry = registry
         self._shape = shape
         self._max_retries = max_retries
         self._rng = rng or random.Random()
+        self.caller = caller  # what workers know this router by
 
     def start(self, request: DispatchRequest) -> "Dispatch":
         """Prepare to run a request; nothing is sent before its tokens are asked for."""
-        return Dispatch(self, request)
+        return Dispatch(self, replace(request, caller=self.caller))
 
     def choose(
         self, request: DispatchRequest, failed: set[tuple[str, int]], full: set[tuple[str, int]]

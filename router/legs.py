@@ -24,6 +24,7 @@ class DispatchRequest:
     continuation_ids: tuple[int, ...] = ()  # to be scored; then nothing is sampled
     notices: tuple[str, ...] = ()  # what was declared on admission
     turn: Turn = USUAL_TURN
+    caller: str = ""  # this router's own id
 
     @property
     def placed_visibility(self) -> Visibility:
@@ -44,6 +45,7 @@ def decode_message(request: DispatchRequest, replays: Mapping[int, tuple[int, ..
     """What decode is asked. `replays`: the children that still run, and what each has generated so far."""
     message = worker_pb2.DecodeRequest(
         request_id=request.request_id,
+        caller=request.caller,
         prompt_ids=request.prompt_ids,
         visibility=str(request.visibility),
         num_children=request.num_children,

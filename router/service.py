@@ -14,6 +14,7 @@ from shoal.config.router import RouterConfig
 from shoal.model_files import ModelFiles, Tokenizer
 from shoal.pb.v1 import shoal_pb2
 from shoal.router import instruments
+from shoal.router.aborts import abort_elsewhere
 from shoal.router.admission import Admission, Admitted
 from shoal.router.dispatch import Dispatcher
 from shoal.router.generation import Generation
@@ -153,12 +154,16 @@ class RouterService:
         """No longer say that requests can be run; those that come are."""
         self._is_draining = True
 
-    def abort(self, request_ids: Iterable[str]) -> int:
-        """End the caller's running requests with these ids, with what they have; returns how many there were."""
-        found = [running for request_id in set(request_ids) for running in self._running.get((tenant_name(), request_id), ())]
+    async def abort(self, request_ids: Iterable[str]) -> int:
+        """End the caller's running requests with these ids, with what they have; returns how many there were.
+
+        Those that came through another router are ended by their decode worker.
+        """
+        ids, tenant, parts = set(request_ids), tenant_name(), self.parts
+        found = [running for request_id in ids for running in self._running.get((tenant, request_id), ())]
         for running in found:
             running.abort()
-        return len(found)
+        return len(found) + await abort_elsewhere(parts.registry.pool(DECODE), ids, tenant, parts.dispatcher.caller)
 
     def model_info(self) -> shoal_pb2.GetModelInfoResponse:
         """The served model, and what requests may ask for."""

@@ -41,7 +41,7 @@ class ShoalServicer(shoal_pb2_grpc.ShoalServicer):
         return await self._service.detokenize(request)
 
     async def Abort(self, request: shoal_pb2.AbortRequest, context: "Context[Any, Any]") -> shoal_pb2.AbortResponse:
-        return shoal_pb2.AbortResponse(num_aborted=self._service.abort(request.request_ids))
+        return shoal_pb2.AbortResponse(num_aborted=await self._service.abort(request.request_ids))
 
     async def GetModelInfo(
         self, request: shoal_pb2.GetModelInfoRequest, context: "Context[Any, Any]"

@@ -114,6 +114,9 @@ class FakeDecodeWorker(FakeWorker, worker_pb2_grpc.DecodeWorkerServicer):
         finally:
             self.running -= 1
 
+    async def AbortRequests(self, request: worker_pb2.AbortRequestsRequest, context: Any) -> worker_pb2.AbortRequestsResponse:
+        return worker_pb2.AbortRequestsResponse()
+
     async def _events(self, request: worker_pb2.DecodeRequest) -> AsyncIterator[worker_pb2.DecodeEvent]:
         visibility = Visibility.parse(request.visibility)
         split = visibility.split(len(request.prompt_ids))

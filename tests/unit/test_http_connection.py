@@ -73,7 +73,7 @@ async def test_gRPC_abort_ends_an_http_request_with_what_it_has(cluster: Cluster
     async with httpx2.AsyncClient(base_url=cluster.http) as http:
         running = asyncio.create_task(http.post(CHAT, json=ASK, headers={"x-request-id": "mine"}))
         await until(lambda: cluster.decode[0].num_sent > 2)
-        assert cluster.router.service.abort(["mine"]) == 1
+        assert await cluster.router.service.abort(["mine"]) == 1
         answer = (await running).json()
     assert answer["choices"][0]["finish_reason"] == "abort" and answer["choices"][0]["message"]["content"]
 

@@ -58,8 +58,9 @@ class Constraint(_message.Message):
     def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., grammar: _Optional[str] = ..., choices_json: _Optional[str] = ...) -> None: ...
 
 class DecodeRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_ids", "replay_token_ids", "visibility", "sampling", "num_children", "prompt_logprobs", "continuation_ids", "priority", "tenant", "child_replays", "local_prefill")
+    __slots__ = ("request_id", "caller", "prompt_ids", "replay_token_ids", "visibility", "sampling", "num_children", "prompt_logprobs", "continuation_ids", "priority", "tenant", "child_replays", "local_prefill")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CALLER_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     REPLAY_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     VISIBILITY_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +73,7 @@ class DecodeRequest(_message.Message):
     CHILD_REPLAYS_FIELD_NUMBER: _ClassVar[int]
     LOCAL_PREFILL_FIELD_NUMBER: _ClassVar[int]
     request_id: str
+    caller: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     replay_token_ids: _containers.RepeatedScalarFieldContainer[int]
     visibility: str
@@ -83,7 +85,7 @@ class DecodeRequest(_message.Message):
     tenant: str
     child_replays: _containers.RepeatedCompositeFieldContainer[ChildReplay]
     local_prefill: LocalPrefill
-    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., replay_token_ids: _Optional[_Iterable[int]] = ..., visibility: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., num_children: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., continuation_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[str] = ..., tenant: _Optional[str] = ..., child_replays: _Optional[_Iterable[_Union[ChildReplay, _Mapping]]] = ..., local_prefill: _Optional[_Union[LocalPrefill, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., caller: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., replay_token_ids: _Optional[_Iterable[int]] = ..., visibility: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., num_children: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., continuation_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[str] = ..., tenant: _Optional[str] = ..., child_replays: _Optional[_Iterable[_Union[ChildReplay, _Mapping]]] = ..., local_prefill: _Optional[_Union[LocalPrefill, _Mapping]] = ...) -> None: ...
 
 class LocalPrefill(_message.Message):
     __slots__ = ("below_tokens", "cached_share", "no_prefill_worker")
@@ -118,6 +120,22 @@ class EndChildrenRequest(_message.Message):
 class EndChildrenResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class AbortRequestsRequest(_message.Message):
+    __slots__ = ("request_ids", "tenant", "caller")
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    tenant: str
+    caller: str
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., tenant: _Optional[str] = ..., caller: _Optional[str] = ...) -> None: ...
+
+class AbortRequestsResponse(_message.Message):
+    __slots__ = ("num_aborted",)
+    NUM_ABORTED_FIELD_NUMBER: _ClassVar[int]
+    num_aborted: int
+    def __init__(self, num_aborted: _Optional[int] = ...) -> None: ...
 
 class Reserved(_message.Message):
     __slots__ = ("attempt_id", "cached_tokens", "visibility", "plan_digest", "plan_bytes", "num_entries", "lease_s", "transfer_address", "worker_id", "epoch", "prefill_at", "prefill_reason")

@@ -45,6 +45,11 @@ class DecodeWorkerStub(object):
                 request_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.EndChildrenRequest.SerializeToString,
                 response_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.EndChildrenResponse.FromString,
                 _registered_method=True)
+        self.AbortRequests = channel.unary_unary(
+                '/shoal.internal.v1.DecodeWorker/AbortRequests',
+                request_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.AbortRequestsRequest.SerializeToString,
+                response_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.AbortRequestsResponse.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/shoal.internal.v1.DecodeWorker/Describe',
                 request_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.DescribeRequest.SerializeToString,
@@ -74,6 +79,13 @@ class DecodeWorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AbortRequests(self, request, context):
+        """Ends requests that other routers sent, with what they have, as their client asked a router that does not know them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Describe(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -98,6 +110,11 @@ def add_DecodeWorkerServicer_to_server(servicer, server):
                     servicer.EndChildren,
                     request_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.EndChildrenRequest.FromString,
                     response_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.EndChildrenResponse.SerializeToString,
+            ),
+            'AbortRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbortRequests,
+                    request_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.AbortRequestsRequest.FromString,
+                    response_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.AbortRequestsResponse.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -164,6 +181,33 @@ class DecodeWorker(object):
             '/shoal.internal.v1.DecodeWorker/EndChildren',
             shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.EndChildrenRequest.SerializeToString,
             shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.EndChildrenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbortRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.internal.v1.DecodeWorker/AbortRequests',
+            shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.AbortRequestsRequest.SerializeToString,
+            shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.AbortRequestsResponse.FromString,
             options,
             channel_credentials,
             insecure,
