@@ -192,7 +192,7 @@ class SlotKeeper:
         self._name = self._name.next()
 
     def _say_unplaced(self) -> None:
-        message = "Ray has not placed it yet: too few free CPUs or GPUs, or no node carries its pool label"
+        message = "Ray has not started it yet: too few free CPUs or GPUs, no node with its pool label, or a busy machine"
         _log.warning("%s: %s", self.slot.worker_id, message)
         self._events.emit("starting", self.slot.worker_id, message, epoch=self._name.epoch)
 
