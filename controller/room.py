@@ -69,8 +69,12 @@ def check_room(config: ServeConfig, cluster: Places, more: dict[Pool, int], num_
 
 
 def _words(wanted: int, pool: str, resources: ActorResources, free: int, where: str) -> str:
-    each = f"{resources.num_cpus:g} CPUs" + (f" and {resources.num_gpus:g} GPUs" if resources.num_gpus else "")
+    each = _count(resources.num_cpus, "CPU") + (f" and {_count(resources.num_gpus, 'GPU')}" if resources.num_gpus else "")
     return (
         f"{wanted} more{pool} workers of {each} each do not fit: Ray has free places for {free}{where}; add nodes, ask for "
         f"fewer, or let them wait for nodes with --allow-pending"
     )
+
+
+def _count(number: float, what: str) -> str:
+    return f"{number:g} {what}" + ("" if number == 1 else "s")

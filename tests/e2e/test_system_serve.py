@@ -21,6 +21,7 @@ from shoal.cli.preflight import check_port, free_port
 from shoal.errors import InvalidConfig
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
 from shoal.rpc import open_sync_channel
+from tests.e2e.conftest import command_environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -151,7 +152,20 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
 def test_labels_place_the_pools_and_a_restarted_controller_adopts_its_workers(
     two_nodes: str, serve: Callable[..., Any], tiny_model: Path
 ) -> None:
+    """What it was scaled to included."""
     started = serve("--model", str(tiny_model), "--ray-address", two_nodes, "--pool-labels", "--grace-s", "2")
+
+    def scale(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "shoal.cli.main", "scale", "--address", started.address, *arguments]
+        environment = command_environment(started.log.parent)
+        return subprocess.run(command, capture_output=True, text=True, timeout=90, env=environment, check=False)
+
+    refused = scale("--prefill", "3")
+    words = "2 more prefill workers of 1 CPU each do not fit: Ray has free places for 1 on nodes labelled pool=prefill"
+    assert refused.returncode == 4 and words in refused.stderr, refused
+    done = scale("--decode", "2")
+    assert done.returncode == 0 and "decode-1: ready" in done.stdout, done
+    assert started.workers().keys() == {"prefill-0", "decode-0", "decode-1"}
     before = {name: (worker.epoch, worker.address) for name, worker in started.workers().items()}
     raylets = {name: _raylet_of(_listener(address)) for name, (_, address) in before.items()}
     assert raylets["prefill-0"] != raylets["decode-0"]
