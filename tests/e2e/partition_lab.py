@@ -68,8 +68,8 @@ class Net:
         for index, place in enumerate(_PLACES):
             inside, hub = self.name(place), self.name("hub")
             ip("netns", "add", inside)
-            ip("-n", inside, "link", "add", "up", "type", "veth", "peer", "name", f"to{index}", "netns", hub)
-            for where, device, host in ((inside, "up", 2), (hub, f"to{index}", 1)):
+            ip("-n", inside, "link", "add", "name", "eth0", "type", "veth", "peer", "name", f"hub{index}", "netns", hub)
+            for where, device, host in ((inside, "eth0", 2), (hub, f"hub{index}", 1)):
                 ip("-n", where, "address", "add", f"10.213.{index}.{host}/30", "dev", device)
                 ip("-n", where, "link", "set", device, "up")
             ip("-n", inside, "link", "set", "lo", "up")

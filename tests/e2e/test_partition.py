@@ -24,7 +24,7 @@ def namespaces_can_be_made() -> bool:
     name = f"shoal-probe-{os.getpid()}"
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode == 0
     if made:
-        veth = ["ip", "-n", name, "link", "add", "a", "type", "veth", "peer", "name", "b"]
+        veth = ["ip", "-n", name, "link", "add", "name", "eth0", "type", "veth", "peer", "name", "eth1"]
         made = subprocess.run(veth, capture_output=True, check=False).returncode == 0
         subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
     return made

@@ -22,7 +22,7 @@ from tests.fakes.workers import until
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_random_model(tmp_path_factory.mktemp("tiny"))
+    return write_random_model(tmp_path_factory.mktemp("tiny"), max_context=4096)
 
 
 @asynccontextmanager
@@ -66,7 +66,7 @@ async def test_both_answer_rightly_at_once(model: Path) -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 async def test_an_abort_reaches_a_request_that_came_through_the_other_router(model: Path, n: int) -> None:
-    async with served(model) as one, second_router(one, model) as (_, other):
+    async with served(model, num_blocks=20_000) as one, second_router(one, model) as (_, other):
         mine, shared = asks((5, 6, 7), 2000, "mine", n), asks((5, 6, 8), 2000, "shared", n)
         running = [
             asyncio.create_task(answer(stub, ask)) for stub, ask in ((one.stub, mine), (one.stub, shared), (other, shared))
