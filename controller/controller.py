@@ -236,8 +236,9 @@ class Controller:
         """Workers that cannot be started: fatal at start and when the pool has no other, else only reported."""
         while True:
             keeper, error = await self.pools.next_given_up()
-            self.events.emit("failed", keeper.slot.worker_id, str(error))
-            if not self._all_ready or not self.pools.keepers(keeper.slot.pool):
+            is_fatal = not self._all_ready or not self.pools.keepers(keeper.slot.pool)
+            self.events.emit("failed", keeper.slot.worker_id, str(error), fatal=is_fatal)
+            if is_fatal:
                 raise error
             _log.error("%s; going on without it", error)
 

@@ -199,7 +199,7 @@ class Supervisor:
             self._ray_folder = str(event.data.get("ray_folder", ""))
         elif event.kind == "all-ready":
             self._all_ready.set()
-        elif event.kind == "failed":
+        elif event.kind == "failed" and event.data.get("fatal", True):
             self._failure = event.message
         self._listeners.on_event(event)
 
