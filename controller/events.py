@@ -11,7 +11,8 @@ from typing import IO, Any
 @dataclass(frozen=True, slots=True)
 class Event:
     """`kind` is one of ray, listening, starting, loading, ready, warm, draining, gone, dead, all-ready, failed, stopping,
-    stopped (`failed` with `fatal` false: one worker is given up and the others go on); to those who ordered a change also plan and done."""
+    stopped; to those who ordered a change also plan and done. `failed` with `fatal` false: one worker is given up, the
+    others go on."""
 
     kind: str
     worker: str = ""
