@@ -23,14 +23,14 @@ from tests.e2e.test_system import TIE, Case, ask, make_cases, reference
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
 TRAFFIC_WITHIN_S = 10.0
-NUM_CLIENTS = 4
+NUM_CLIENTS = 4  # two for each router
 
 
 @pytest.fixture(scope="module")
 def cluster(serve: Callable[..., Any], tiny_model: Path) -> Iterator[Any]:
-    """One prefill and two decode workers behind two routers."""
+    """One worker in each pool, behind two routers."""
     yield serve(
-        *("--model", str(tiny_model), "--visibilities", "full,speed:2", "--decode-workers", "2", "--routers", "2"),
+        *("--model", str(tiny_model), "--visibilities", "full,speed:2", "--routers", "2"),
         *("--hang-timeout-s", "3"),
     )
 
@@ -106,10 +106,10 @@ async def load(cluster: Any, cases: list[tuple[Case, LocalResult]]) -> AsyncIter
 
 async def test_a_dry_run_and_bad_orders_change_nothing(cluster: Any) -> None:
     before = cluster.workers()
-    status, output = await order(cluster, "scale", "--decode", "3", "--prefill", "1", "--dry-run")
-    assert (status, output.splitlines()) == (0, ["decode-2: would start", "done: nothing was changed"])
+    status, output = await order(cluster, "scale", "--decode", "2", "--prefill", "1", "--dry-run")
+    assert (status, output.splitlines()) == (0, ["decode-1: would start", "done: nothing was changed"])
     status, output = await order(cluster, "restart", "--rolling", "--dry-run", "--pool", "decode")
-    assert (status, output.count("would be replaced")) == (0, 2)
+    assert (status, output.count("would be replaced")) == (0, 1)
     for arguments, code, words in (
         (("scale",), 2, "name what to change"),
         (("scale", "--prefill", "0"), 2, "the prefill pool needs at least 1 worker"),
@@ -126,20 +126,20 @@ async def test_new_workers_take_traffic_and_those_that_go_lose_nothing(
     cluster: Any, cases: list[tuple[Case, LocalResult]]
 ) -> None:
     async with load(cluster, cases) as seen:
-        status, output = await order(cluster, "scale", "--prefill", "2", "--decode", "3")
+        status, output = await order(cluster, "scale", "--prefill", "2", "--decode", "2")
         assert status == 0, output
-        assert all(f"{name}: ready, takes requests" in output for name in ("prefill-1", "decode-2")), output
+        assert all(f"{name}: ready, takes requests" in output for name in ("prefill-1", "decode-1")), output
         assert output.count("connected to its peers") == 2 and output.splitlines()[-1].startswith("done in")
         told_at = time.monotonic()
         async with asyncio.timeout(TRAFFIC_WITHIN_S):
-            while not (seen.served_by("prefill-1") and seen.served_by("decode-2")):  # noqa: ASYNC110  (clients fill a list)
+            while not (seen.served_by("prefill-1") and seen.served_by("decode-1")):  # noqa: ASYNC110  (clients fill a list)
                 await asyncio.sleep(0.02)
-        first = min(seen.served_by("decode-2")) - told_at
-        print(f"the first answer with decode-2 ended {first:+.2f} s from the end of `shoal scale`:\n{output}")
-        status, output = await order(cluster, "scale", "--prefill", "1", "--decode", "2", "--drain-s", "0.1")
-        assert status == 0 and "prefill-1: gone" in output and "decode-2: gone" in output, output
+        first = min(seen.served_by("decode-1")) - told_at
+        print(f"the first answer with decode-1 ended {first:+.2f} s from the end of `shoal scale`:\n{output}")
+        status, output = await order(cluster, "scale", "--prefill", "1", "--decode", "1", "--drain-s", "0.1")
+        assert status == 0 and "prefill-1: gone" in output and "decode-1: gone" in output, output
         print(output)
-    assert set(cluster.workers()) == {"prefill-0", "decode-0", "decode-1"}
+    assert set(cluster.workers()) == {"prefill-0", "decode-0"}
     told = [notice for _, answer in seen.answers for notice in answer.notices]
     print(f"{len(seen.answers)} answers, {len(told)} notices: {sorted(set(told))[:3]}")
 
@@ -148,10 +148,10 @@ async def test_a_rolling_restart_under_load_loses_nothing(cluster: Any, cases: l
     before = cluster.workers()
     async with load(cluster, cases) as seen:
         status, output = await order(cluster, "restart", "--rolling", "--drain-s", "0.1")
-        assert status == 0 and output.count(": gone") == 3, output
+        assert status == 0 and output.count(": gone") == 2, output
         print(output)
     after = cluster.workers()
-    assert len(after) == 3 and all(worker.state == "ready" for worker in after.values())
+    assert len(after) == 2 and all(worker.state == "ready" for worker in after.values())
     assert not {(n, w.epoch) for n, w in before.items()} & {(n, w.epoch) for n, w in after.items()}
     moved = [answer for _, answer in seen.answers if answer.num_retries]
     assert all(answer.notices for answer in moved)
@@ -185,7 +185,7 @@ async def test_a_hung_and_a_dead_router_are_started_again_and_strand_nothing(clu
             answer = await shoal_pb2_grpc.ShoalStub(channel).GetServerInfo(
                 shoal_pb2.GetServerInfoRequest(), wait_for_ready=True, timeout=20
             )
-            assert len(answer.workers) == 3
+            assert len(answer.workers) == 2
             async with asyncio.timeout(20):
                 while True:
                     try:
