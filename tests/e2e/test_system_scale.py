@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
+from shoal.controller.owner import Owner
 from shoal.engine.local import LocalResult
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
 from shoal.rpc import open_channel
@@ -194,3 +196,16 @@ async def test_a_hung_and_a_dead_router_are_started_again_and_strand_nothing(clu
                     except grpc.aio.AioRpcError:
                         await asyncio.sleep(0.1)
     assert re.search(r"the router ", cluster.log.read_text()) is None  # the first one was not touched
+
+
+def test_a_second_ctrl_c_leaves_neither_processes_nor_files(cluster: Any) -> None:
+    """Ends the cluster of this module."""
+    own = {cluster.process.pid, *(process.pid for process in cluster.descendants())}
+    marks = [*Path("/tmp").glob("shoal-ray-*/owner"), *Path(tempfile.gettempdir()).glob("shoal-secret-*/owner")]
+    folders = [mark.parent for mark in marks if (owner := Owner.read(mark.read_text())) is not None and owner.pid in own]
+    assert len(folders) == 2 and list(cluster.log.parent.glob("shoal/services/*.json"))
+    cluster.process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    cluster.stop(signal.SIGINT, expected_status=None)
+    assert not [folder for folder in folders if folder.exists()]
+    assert not list(cluster.log.parent.glob("shoal/services/*.json"))
