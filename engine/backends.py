@@ -1,9 +1,10 @@
-"""Which implementation computes: "native", "torch", or "auto". Knows how to try one; nothing falls back in silence.
+"""Which implementation computes: "native" (CPU), "triton" (CUDA), "torch", or "auto". Nothing falls back in silence.
 
 What was chosen and why is in the log, in the metric shoal_engine_backend_info and in `Backend`.
 """
 
 import logging
+import os
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,7 @@ from shoal.types import DType
 
 _log = logging.getLogger(__name__)
 
-BACKENDS = ("auto", "native", "torch")
+BACKENDS = ("auto", "native", "triton", "torch")
 _INFO = gauge("shoal_engine_backend_info", "1 for the back end that computes, and why not the native one", ["backend", "reason"])
 _TORCH_DTYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16}
 _MAX_HEAD_BYTES = 512
@@ -29,7 +30,7 @@ _MAX_HEAD_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What a decoder computes with. `reason`: why "auto" did not take the native one, else empty."""
+    """What a decoder computes with. `reason`: why "auto" did not take the device's own one, else empty."""
 
     name: str
     reason: str
@@ -40,13 +41,18 @@ class Backend:
 
 
 def choose_backend(name: str, config: DecoderConfig, dtype: DType, device: torch.device) -> Backend:
-    """Try the native kernels unless "torch" was asked for. Raises InvalidConfig for an unknown name, and when "native" was
-    asked for and does not work here."""
+    """Try the device's own back end unless "torch" was asked for. Raises InvalidConfig for an unknown name, and when one was
+    asked for by name and does not work here."""
     if name not in BACKENDS:
         raise InvalidConfig(f"unknown back end {name!r}; known: {', '.join(BACKENDS)}")
-    backend = _plain(config, dtype, "") if name == "torch" else _native_or_plain(config, dtype, device)
-    if name == "native" and backend.name != name:
-        raise InvalidConfig(f"the native back end cannot run here: {backend.reason}; use 'auto' or 'torch'")
+    if name == "torch":
+        backend = _plain(config, dtype, "")
+    elif name == "triton" or (name == "auto" and device.type == "cuda"):
+        backend = _triton_or_plain(config, dtype, device)
+    else:
+        backend = _native_or_plain(config, dtype, device)
+    if name not in ("auto", backend.name):
+        raise InvalidConfig(f"the {name} back end cannot run here: {backend.reason}; use 'auto' or 'torch'")
     _INFO.labels(backend.name, backend.reason).set(1)
     if backend.reason:
         _log.warning("computing with torch's own operations, several times slower: %s", backend.reason)
@@ -64,6 +70,16 @@ def _native_or_plain(config: DecoderConfig, dtype: DType, device: torch.device) 
         return Backend("native", "", NativeLayers(config, _TORCH_DTYPES[dtype]))
     except KernelsUnavailable as error:
         return _plain(config, dtype, str(error))
+
+
+def _triton_or_plain(config: DecoderConfig, dtype: DType, device: torch.device) -> Backend:
+    if device.type != "cuda" and not os.environ.get("TRITON_INTERPRET"):
+        return _plain(config, dtype, f"Triton needs a GPU, not {device.type}")
+    try:
+        from shoal.engine.gpu.layers import GpuLayers  # imports Triton
+    except ImportError as error:
+        return _plain(config, dtype, f"Triton cannot be imported ({error}); install shoal[cuda]")
+    return Backend("triton", "", GpuLayers(config, _TORCH_DTYPES[dtype]))
 
 
 def _plain(config: DecoderConfig, dtype: DType, reason: str) -> Backend:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from shoal.engine.backends import choose_backend
 from shoal.engine.kv_pool import KvPool
-from shoal.engine.layer_backend import StageRows, StageWork
+from shoal.engine.layer_backend import Ends, StageRows, StageWork, WholeSteps
 from shoal.engine.rope import Rotation, inverse_frequencies, rotation
 from shoal.engine.segment import LogitRows, Segment
 from shoal.engine.stages import RowGroup, plan_stages, row_ranges
@@ -31,6 +31,10 @@ class Decoder:
         self.embedding, self.final_norm, self.head = weights.embedding, weights.final_norm, weights.head
         self.layers = self.backend.layers
         self.layers.hold(weights.layers, weights.kv_only)
+        self.whole_steps: WholeSteps | None = None
+        if self.embedding is not None and self.final_norm is not None and self.head is not None:
+            ends = Ends(self.frequencies, self.embedding, self.final_norm, self.head)
+            self.whole_steps = self.layers.whole_steps(ends) if len(weights.layers) == self.config.shape.num_layers else None
 
     @classmethod
     def load(
@@ -104,6 +108,10 @@ class ForwardPass:
 
     def _execute(self) -> Generator[int]:
         decoder, pool = self._decoder, self._pool
+        if decoder.whole_steps is not None:
+            self._logits = decoder.whole_steps.run(self._segments, pool)
+            if self._logits is not None:
+                return
         hidden = self._embed()
         self._keep_states(hidden, 0)
         positions = torch.cat([torch.arange(s.positions.start, s.positions.stop) for s in self._segments])

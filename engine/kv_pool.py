@@ -58,14 +58,18 @@ class KvPool:
             self.data.index_copy_(0, at[1], self.data.index_select(0, at[0]))
 
     def pack(self, table: BlockTable, layer: int, start: int, stop: int, out: torch.Tensor) -> None:
-        """Copy slots [start, stop) of one layer into `out`, a uint8 tensor, as [n, 2, kv_heads, head_dim]."""
+        """Copy slots [start, stop) of one layer into `out`, a uint8 tensor on any device, as [n, 2, kv_heads, head_dim]."""
         rows = self._row_index(table, layer, start, stop)
-        torch.index_select(self.rows, 0, rows, out=self._wire_view(out, len(rows)))
+        view = self._wire_view(out, len(rows))
+        if view.device == self.data.device:
+            torch.index_select(self.rows, 0, rows, out=view)
+        else:
+            view.copy_(torch.index_select(self.rows, 0, rows))
 
     def unpack(self, table: BlockTable, layer: int, start: int, stop: int, data: torch.Tensor) -> None:
-        """Copy `data`, a uint8 tensor in the wire layout, into slots [start, stop) of one layer."""
+        """Copy `data`, a uint8 tensor in the wire layout on any device, into slots [start, stop) of one layer."""
         rows = self._row_index(table, layer, start, stop)
-        self.rows.index_copy_(0, rows, self._wire_view(data, len(rows)))
+        self.rows.index_copy_(0, rows, self._wire_view(data, len(rows)).to(self.data.device))
 
     def _wire_view(self, data: torch.Tensor, num_rows: int) -> torch.Tensor:
         num_bytes = num_rows * self.shape.head_dim * self.dtype.num_bytes

@@ -1,6 +1,6 @@
 """Who computes the layers of a stage: the interface. Knows shapes; what a kernel does is its own module's business."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,6 +8,7 @@ import torch
 
 from shoal.engine.kv_pool import KvPool
 from shoal.engine.rope import Rotation
+from shoal.engine.segment import Segment
 from shoal.engine.stages import RowGroup, Stage
 from shoal.engine.weights import KvWeights, LayerWeights
 
@@ -41,6 +42,24 @@ class StageRun(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What a whole step needs beside the layers."""
+
+    frequencies: torch.Tensor  # [head_dim / 2] float32, of the rotary embedding
+    embedding: torch.Tensor  # [vocab, h]
+    norm: torch.Tensor  # [h], the final one
+    head: torch.Tensor  # [vocab, h]
+
+
+class WholeSteps(Protocol):
+    """Runs some steps from token ids to logits in one go."""
+
+    def run(self, segments: Sequence[Segment], pool: KvPool) -> torch.Tensor | None:
+        """Logits [rows, vocab] float32, valid until the next call; None for a step that has to be run stage by stage."""
+        ...
+
+
 class LayerBackend(Protocol):
     """Holds layers in a form of its own and runs stages of them."""
 
@@ -55,6 +74,10 @@ class LayerBackend(Protocol):
 
     def run(self, work: StageWork) -> StageRun:
         """Prepare a stage. Raises InternalError for a layer that is not held."""
+        ...
+
+    def whole_steps(self, ends: Ends) -> WholeSteps | None:
+        """A way to run whole steps, where every layer is held; None where stages are all there is."""
         ...
 
     def score(self, x: torch.Tensor, norm: torch.Tensor, head: torch.Tensor) -> torch.Tensor:

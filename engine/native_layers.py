@@ -10,7 +10,7 @@ import torch
 from shoal.engine.kernels import Kernels, kernels
 from shoal.engine.kernels.packing import PANEL, PackedLinear
 from shoal.engine.kernels.structures import FinishArgs, LayerArgs, ProjectArgs, RowsArgs, StageArgs
-from shoal.engine.layer_backend import StageRows, StageWork
+from shoal.engine.layer_backend import Ends, StageRows, StageWork
 from shoal.engine.native_attention import LOG2_E, RunTable
 from shoal.engine.weights import KvWeights, LayerWeights
 from shoal.errors import InternalError
@@ -162,6 +162,9 @@ class NativeLayers:
     def run(self, work: StageWork) -> NativeStage:
         """The full rows' x is replaced in place."""
         return NativeStage(self, work)
+
+    def whole_steps(self, ends: Ends) -> None:
+        return None
 
     def score(self, x: torch.Tensor, norm: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
         return self.kernels.score(self.checked(x), norm, head, self.config.rms_eps)

@@ -19,6 +19,14 @@ class SlotGeometry:
     gap: int = 0  # slots from there on hold position slot + gap
     sink: bool = False  # anchors stay visible beyond a sliding window
 
+    def first_visible_slot(self, slot: int, window: int | None) -> int:
+        """The lowest slot that the row at `slot` sees in a layer with this window."""
+        if window is None or self.sink:
+            return 0
+        position = slot if slot < self.num_anchors else slot + self.gap
+        oldest = max(0, position - window + 1)
+        return oldest if oldest < self.num_anchors else max(self.num_anchors, oldest - self.gap)
+
 
 @dataclass(frozen=True, slots=True)
 class QueryRun:
@@ -36,12 +44,7 @@ class QueryRun:
 
     def first_visible_slot(self, window: int | None) -> int:
         """The lowest slot any row of the run sees in a layer with this window."""
-        if window is None or self.geometry.sink:
-            return 0
-        alpha, gap = self.geometry.num_anchors, self.geometry.gap
-        position = self.start_slot if self.start_slot < alpha else self.start_slot + gap
-        oldest = max(0, position - window + 1)
-        return oldest if oldest < alpha else max(alpha, oldest - gap)
+        return self.geometry.first_visible_slot(self.start_slot, window)
 
     def needs_mask_beyond_causal(self, window: int | None) -> bool:
         """Whether the window hides, from some row, a slot that a causal mask would show."""

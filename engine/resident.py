@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from shoal.config.worker import WorkerConfig
 from shoal.engine.decoder import Decoder, HeldLayers, LoadReport
 from shoal.engine.kv_pool import KvPool
+from shoal.errors import InvalidConfig
 from shoal.model_files import ModelFiles, open_model
 from shoal.placement.blocks import BlockPool
 from shoal.types import Fingerprint, ModelShape
@@ -47,10 +50,18 @@ def load_resident(
     model: ModelFiles, config: WorkerConfig, held: HeldLayers, progress: Callable[[int, int], None] | None = None
 ) -> Resident:
     """Load the held layers and make the KV pool. Blocking. `progress` is told (done, total) from this thread."""
-    num_blocks = config.pool_blocks(model.config.shape)
-    decoder, report = Decoder.load(model, dtype=config.dtype, held=held, backend=config.backend, progress=progress)
-    pool = KvPool(model.config.shape, num_blocks, config.block_size, config.dtype)
+    num_blocks, device = config.pool_blocks(model.config.shape), _device(config.device)
+    decoder, report = Decoder.load(model, dtype=config.dtype, held=held, backend=config.backend, device=device, progress=progress)
+    pool = KvPool(model.config.shape, num_blocks, config.block_size, config.dtype, device)
     return Resident(model, decoder, pool, BlockPool(num_blocks), report)
+
+
+def _device(name: str) -> torch.device:
+    """Raises InvalidConfig when "cuda" is asked for and the process sees no GPU."""
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
+        raise InvalidConfig("device 'cuda': this process sees no GPU, or torch is a CPU build; use 'auto' or 'cpu'")
+    return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
 
 
 def fingerprint_of(model: ModelFiles, config: WorkerConfig) -> Fingerprint:

@@ -102,7 +102,7 @@ def _query_runs(full: list[Segment], layers: range) -> list[QueryRun]:
     first_row, previous = 0, None
     for segment in full:
         slots = segment.kv.slots(layers.start, segment.positions)
-        run = QueryRun(first_row, len(slots), slots.start, _block_ids(segment, layers), _geometry(segment, layers.start))
+        run = QueryRun(first_row, len(slots), slots.start, _block_ids(segment, layers), slot_geometry(segment, layers.start))
         if previous is not None and previous.kv is segment.kv and runs[-1].num_slots == slots.start:
             last = runs.pop()
             run = QueryRun(last.first_row, last.num_rows + len(slots), last.start_slot, last.block_ids, last.geometry)
@@ -111,7 +111,8 @@ def _query_runs(full: list[Segment], layers: range) -> list[QueryRun]:
     return runs
 
 
-def _geometry(segment: Segment, layer: int) -> SlotGeometry:
+def slot_geometry(segment: Segment, layer: int) -> SlotGeometry:
+    """How slots of the segment's table at `layer` map to positions."""
     layout = segment.kv.layout
     if segment.kv.is_lower(layer) or layout.visibility.kind is not VisibilityKind.SPEED:
         return SlotGeometry()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.bias import CausalBias, causal_lower_right
 
 from shoal.engine.query_runs import QueryRun, visible
 from shoal.errors import InternalError
@@ -51,7 +52,7 @@ class _PagedRun:
 
     rows: slice
     keys: _PagedKeys
-    mask: torch.Tensor  # [1, n, keys], additive
+    mask: torch.Tensor | CausalBias  # [1, n, keys], additive; or each row sees all slots up to its own
 
     def attend(self, q: torch.Tensor, pool_rows: torch.Tensor, layer_index: int, out: torch.Tensor) -> None:
         k, v = self.keys.gather(pool_rows, layer_index)
@@ -112,10 +113,11 @@ class TorchAttention:
             elif run.num_rows == 1:
                 single.append(run)
             else:
-                keys, seen = _page([run], window, heads, block_size)
-                paged.append(_PagedRun(rows, keys, _additive(seen, pool_rows)))
+                keys, first = _page([run], window, heads, block_size)
+                paged.append(_PagedRun(rows, keys, _run_mask(run, window, first[0], pool_rows)))
         for group in _groups(single):
-            keys, seen = _page(group, window, heads, block_size)
+            keys, first_slots = _page(group, window, heads, block_size)
+            seen = visible(group, first_slots, keys.slots.shape[2], window)
             mask = None if bool(seen.all()) else _additive(seen.unsqueeze(1), pool_rows)
             index = torch.tensor([run.first_row for run in group], device=pool_rows.device)
             paged.append(_PagedRows(index, keys, mask))
@@ -134,8 +136,15 @@ def _groups(runs: list[QueryRun]) -> Iterator[list[QueryRun]]:
         yield group
 
 
-def _page(runs: list[QueryRun], window: int | None, heads: torch.Tensor, block_size: int) -> tuple[_PagedKeys, torch.Tensor]:
-    """The keys from each run's lowest visible slot on, and who sees whom: bool [b, n, keys].
+def _run_mask(run: QueryRun, window: int | None, first_slot: int, like: torch.Tensor) -> torch.Tensor | CausalBias:
+    """Who sees whom in one run. On a GPU a plain causal run needs no mask in memory, and its kernel reads none."""
+    if like.device.type == "cuda" and not run.needs_mask_beyond_causal(window):
+        return causal_lower_right(run.num_rows, run.num_slots)
+    return _additive(visible([run], [first_slot], run.num_slots - first_slot, window), like)
+
+
+def _page(runs: list[QueryRun], window: int | None, heads: torch.Tensor, block_size: int) -> tuple[_PagedKeys, list[int]]:
+    """The keys from each run's lowest visible slot on, and that slot.
 
     Only slots that the run sees are ever read: padding repeats its last one. A masked slot of someone else, or one not
     written yet, could hold a NaN, and a NaN times zero is a NaN.
@@ -147,8 +156,7 @@ def _page(runs: list[QueryRun], window: int | None, heads: torch.Tensor, block_s
         slots = np.minimum(np.arange(first, first + num_keys), run.num_slots - 1)
         blocks = run.block_ids[:, slots // block_size].astype(np.int64)
         rows[:, index] = blocks * (heads.numel() * block_size) + slots % block_size
-    keys = _PagedKeys(torch.from_numpy(rows).to(heads.device), heads)
-    return keys, visible(runs, first_slots, num_keys, window)
+    return _PagedKeys(torch.from_numpy(rows).to(heads.device), heads), first_slots
 
 
 def _additive(seen: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from shoal.engine.attention import AttentionBackend, PreparedAttention
-from shoal.engine.layer_backend import StageWork
+from shoal.engine.layer_backend import Ends, StageWork
 from shoal.engine.layers import finish_layer, project_kv, project_qkv, rms_norm
 from shoal.engine.weights import KvWeights, LayerWeights
 from shoal.errors import InternalError
@@ -67,6 +67,9 @@ class TorchLayers:
 
     def run(self, work: StageWork) -> TorchStage:
         return TorchStage(self, work)
+
+    def whole_steps(self, ends: Ends) -> None:
+        return None
 
     def score(self, x: torch.Tensor, norm: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
         return F.linear(rms_norm(x, norm, self.config.rms_eps), head).to(torch.float32)

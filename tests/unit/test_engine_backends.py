@@ -1,5 +1,6 @@
 """Which implementation computes: named, tried, declared. And how the kernels are built: once, atomically, or not at all."""
 
+import importlib.util
 import logging
 import threading
 from pathlib import Path
@@ -38,9 +39,22 @@ def test_auto_declares_why_it_is_plain(monkeypatch: pytest.MonkeyPatch, caplog: 
 
 def test_unknown_names_and_devices() -> None:
     config = support.model_files().config
-    with pytest.raises(InvalidConfig, match="unknown back end 'fast'; known: auto, native, torch"):
+    with pytest.raises(InvalidConfig, match="unknown back end 'fast'; known: auto, native, triton, torch"):
         choose_backend("fast", config, DType.FLOAT32, CPU)
-    assert choose_backend("auto", config, DType.BFLOAT16, torch.device("cuda")).reason == "no native kernels for cuda"
+    with pytest.raises(InvalidConfig, match="native back end cannot run here: no native kernels for cuda"):
+        choose_backend("native", config, DType.BFLOAT16, torch.device("cuda"))
+
+
+def test_a_gpu_takes_triton_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = support.model_files().config
+    chosen = choose_backend("auto", config, DType.BFLOAT16, torch.device("cuda"))
+    if importlib.util.find_spec("triton"):
+        assert str(chosen) == "triton"
+    else:
+        assert chosen.name == "torch" and "install shoal[cuda]" in chosen.reason
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(InvalidConfig, match="triton back end cannot run here: Triton needs a GPU, not cpu"):
+        choose_backend("triton", config, DType.BFLOAT16, CPU)
 
 
 @pytest.mark.skipif(bool(support.NATIVE_MISSING), reason=support.NATIVE_MISSING)

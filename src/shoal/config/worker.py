@@ -14,6 +14,8 @@ from shoal.errors import InvalidConfig, InvalidRequest
 from shoal.types import DType, ModelShape
 from shoal.visibility import Visibility
 
+DEVICES = ("auto", "cpu", "cuda")
+
 
 class Pool(StrEnum):
     """Which half of a request a worker runs."""
@@ -32,7 +34,8 @@ class WorkerConfig:
     epoch: int = 0  # the worker's incarnation; a restarted worker has a higher one
     dtype: DType = DType.FLOAT32
     num_threads: int = 1  # of the step thread's tensor operations
-    backend: str = "auto"  # who computes: "native" (compiled kernels), "torch", or the first that works
+    device: str = "auto"  # "cpu", "cuda", or the GPU where the process sees one
+    backend: str = "auto"  # who computes: "native" (compiled, CPU), "triton" (CUDA), "torch", or the first that works
     block_size: int = 16  # tokens
     num_blocks: int | None = None  # None: as many as fit kv_memory_bytes
     kv_memory_bytes: int = 1 << 30
@@ -57,6 +60,8 @@ class WorkerConfig:
             raise InvalidConfig("worker_id must not be empty")
         if not self.model:
             raise InvalidConfig("model must name a known model or a path; `shoal models` lists the known ones")
+        if self.device not in DEVICES:
+            raise InvalidConfig(f"device must be one of {', '.join(DEVICES)}, not {self.device!r}")
         floors = {
             "epoch": 0,
             "num_threads": 1,
