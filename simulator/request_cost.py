@@ -19,10 +19,11 @@ class RequestAlone:
     first_step_s: float
     tpot_s: float  # of the first token after the prompt
     kv_bytes: float  # active KV after the first token
+    request_s: float = 0.0  # router and reply
 
     @property
     def ttft_s(self) -> float:
-        return self.handoff.prefill_s + self.handoff.exposed_s + self.first_step_s
+        return self.request_s + self.handoff.prefill_s + self.handoff.exposed_s + self.first_step_s
 
 
 def first_step_s(cost: StepCost, num_prompt_tokens: int) -> float:
@@ -76,4 +77,5 @@ def request_alone(
         first_step_s(decode_cost, num_prompt_tokens),
         decode_step_s(decode_cost, 1, num_prompt_tokens),
         held * model.kv_token_bytes * decode.replication(model),
+        prefill.profile.request_s,
     )

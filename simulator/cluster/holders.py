@@ -72,6 +72,27 @@ class Holders:
         holding.tables.release()
         return self._admit(now)
 
+    def cancel(self, job: Job, now: float) -> list[Job]:
+        """Take a job out, holding or waiting; names the jobs whose turn has come. Harmless when it is not here."""
+        if job.key in self._holdings:
+            return self.release(job, now)
+        self._waiting = deque(waiter for waiter in self._waiting if waiter[0] is not job)
+        return self._admit(now)
+
+    def clear(self, now: float) -> None:
+        """The worker has died: nothing is held and nobody waits."""
+        self._account(now)
+        self._waiting.clear()
+        for holding in self._holdings.values():
+            self.blocks.release(holding.state_blocks)
+            holding.tables.release()
+        self._holdings.clear()
+
+    @property
+    def reserved_share(self) -> float:
+        """Of all blocks."""
+        return self.blocks.num_used / self.blocks.num_blocks
+
     def check_idle(self) -> None:
         """Raise InternalError unless every block is free and nobody waits: the state when all requests have ended."""
         if self._holdings or self._waiting or self.blocks.num_used:

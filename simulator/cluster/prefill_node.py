@@ -10,6 +10,7 @@ from shoal.placement.tables import KvLayout
 from shoal.simulator.cluster.events import Event
 from shoal.simulator.cluster.holders import Holders
 from shoal.simulator.cluster.job import Job
+from shoal.simulator.cluster.life import Life
 from shoal.simulator.cluster.network import Network, Port
 from shoal.simulator.cluster.prefix_cache import PrefixCache
 from shoal.simulator.cluster.shipment import ChunkBytes, Shipments
@@ -30,11 +31,13 @@ class PrefillNode:
     latency_s: float  # of one message
     handoff_s: float  # constant per request
     cache: PrefixCache | None = None
+    life: Life = field(default_factory=Life)
     busy_s: float = 0.0
     num_steps: int = 0
     _batcher: Batcher = field(default_factory=Batcher)
     _jobs: dict[str, Job] = field(default_factory=dict)
     _is_stepping: bool = False
+    _epoch: int = 0  # events of a worker that died are void
     _shipments: Shipments = field(init=False)
 
     def __post_init__(self) -> None:
@@ -50,6 +53,24 @@ class PrefillNode:
     def release(self, job: Job, now: float) -> list[Event]:
         """The transfer is acknowledged: blocks go back, others may begin."""
         return self._begin(self.holders.release(job, now), now)
+
+    def cancel(self, job: Job, now: float) -> list[Event]:
+        """The job's other leg has failed."""
+        events = [] if job.flow is None else self.network.cancel(job.flow, now)
+        self._forget(job.key)
+        return events + self._begin(self.holders.cancel(job, now), now)
+
+    def fail(self, now: float) -> None:
+        """The worker dies with all it holds. The front door knows whose requests were here."""
+        self._epoch += 1
+        for key in list(self._jobs):
+            self._forget(key)
+        self.holders.clear(now)
+        self._is_stepping = False
+
+    def _forget(self, key: str) -> None:
+        self._jobs.pop(key, None)
+        self._batcher.remove(key)
 
     def _begin(self, jobs: Iterable[Job], now: float) -> list[Event]:
         for job in jobs:
@@ -76,8 +97,8 @@ class PrefillNode:
         shipped = [self._shipped(chunk) for chunk in chunks]
         first_layer = now + cost.overhead_s + cost.layers_s / self.cost.depth
         return [
-            (first_layer, partial(self._first_layer, chunks, shipped)),
-            (now + cost.total_s, partial(self._end, chunks, shipped)),
+            (first_layer, partial(self._first_layer, chunks, shipped, self._epoch)),
+            (now + cost.total_s, partial(self._end, chunks, shipped, self._epoch)),
         ]
 
     def _shipped(self, chunk: Chunk) -> ChunkBytes:
@@ -86,25 +107,29 @@ class PrefillNode:
         start = 0 if chunk.start == job.num_cached_tokens else chunk.start
         return self._shipments.chunk(job.split, start, chunk.stop)
 
-    def _first_layer(self, chunks: tuple[Chunk, ...], shipped: list[ChunkBytes], now: float) -> list[Event]:
-        events = []
+    def _first_layer(self, chunks: tuple[Chunk, ...], shipped: list[ChunkBytes], epoch: int, now: float) -> list[Event]:
+        events: list[Event] = []
+        if epoch != self._epoch:
+            return events
         for chunk, part in zip(chunks, shipped, strict=True):
-            if part.early_bytes:
+            if part.early_bytes and chunk.key in self._jobs:
                 events += self._send(self._jobs[chunk.key], part.early_bytes, part.num_messages - 1, now)
         return events
 
-    def _end(self, chunks: tuple[Chunk, ...], shipped: list[ChunkBytes], now: float) -> list[Event]:
+    def _end(self, chunks: tuple[Chunk, ...], shipped: list[ChunkBytes], epoch: int, now: float) -> list[Event]:
         events: list[Event] = []
+        if epoch != self._epoch:
+            return events
         for chunk, part in zip(chunks, shipped, strict=True):
             self._batcher.complete(chunk)
-            job = self._jobs[chunk.key]
+            if (job := self._jobs.get(chunk.key)) is None:
+                continue
             events += self._send(job, part.last_bytes, 1, now)
             if chunk.stop == job.num_prefill_tokens:
                 job.prefill_end_s = now
                 if self.cache is not None:
                     self.cache.insert(job.prefix_hashes[: job.num_prefill_tokens // job.hash_tokens])
-                self._batcher.remove(chunk.key)
-                del self._jobs[chunk.key]
+                self._forget(chunk.key)
                 assert job.flow is not None
                 events += self.network.close(job.flow, now)
         return events + self._step(now)

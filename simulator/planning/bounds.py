@@ -44,7 +44,7 @@ def bounds(family: Family, demand: Demand, quantile: float) -> Bounds:
     if family.prefill is not None and family.link is not None:
         wire = Wire.of(family.link, family.prefill, family.num_nics)
         exposed_s = handoff_cost(prefill, wire, num_tokens, chunk_tokens=family.token_budget).exposed_s
-    ttft_s = prefill_s + exposed_s + first_s
+    ttft_s = prefill_machine.profile.request_s + prefill_s + exposed_s + first_s
     slo, words = family.slo, []
     if ttft_s > slo.ttft_s:
         words.append(

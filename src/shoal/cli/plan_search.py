@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.cli.planning import catalogues, model_of, profile_of, split_list
+from shoal.cli.planning import catalogues, gpu_of, link_of, model_of, profile_of, split_list
 from shoal.cli.workload import tell_notes, workload_of
 from shoal.errors import InvalidConfig
 from shoal.simulator.cluster.report import describe, describe_short
@@ -79,8 +79,8 @@ def options_of(flags: dict[str, Any]) -> Options:
     names = catalogues(flags["catalogue"])
     model = model_of(names, flags["model_name"], flags["weights"], flags["kv"])
     num_layers, machines = model.shape.num_layers, []
-    for name in split_list(flags["gpu_names"]):
-        gpu = names.gpu(name)
+    for name in _or_default(flags["gpu_names"]):
+        gpu = gpu_of(names, name, flags["profile_name"])
         for tp in split_list(flags["tps"]):
             if not tp.isdigit():
                 raise InvalidConfig(f"--tp {tp!r} is not a number of GPUs")
@@ -93,7 +93,7 @@ def options_of(flags: dict[str, Any]) -> Options:
         model=model,
         machines=tuple(machines),
         visibilities=tuple(visibility.resolve(num_layers) for visibility in given),
-        links=tuple(names.link(name) for name in split_list(flags["link_names"])),
+        links=tuple(link_of(names, name, flags["profile_name"]) for name in _or_default(flags["link_names"])),
         batches=tuple(flags["batches"]),
         token_budgets=tuple(parse_tokens(text) for text in split_list(flags["chunk_texts"])),
         slo=Slo(parse_seconds(flags["slo_ttft"]), parse_seconds(flags["slo_tpot"])),
@@ -102,6 +102,11 @@ def options_of(flags: dict[str, Any]) -> Options:
         num_nics=flags["nics"],
         mixed_hardware=flags["mixed"],
     )
+
+
+def _or_default(values: Sequence[str]) -> Sequence[str | None]:
+    """What was named; [None], for the default, when nothing was."""
+    return split_list(values) or [None]
 
 
 def _defaults(num_layers: int) -> Sequence[Visibility]:
