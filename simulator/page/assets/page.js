@@ -120,7 +120,7 @@
     at("asked").replaceChildren();
     Object.entries(report.asked).forEach(([name, value]) => { const cell = element("div", undefined, at("asked")); element("dt", name, cell); element("dd", value, cell); });
     at("pick").replaceChildren();
-    report.plans.forEach((plan, index) => { element("option", `${plan.name} (${number(plan.cost)})${plan.meets ? "" : ", misses"}`, at("pick")).value = String(index); });
+    report.plans.forEach((plan, index) => { element("option", `${plan.name} (${number(plan.cost)} ${report.cost_unit})${plan.meets ? "" : ", misses"}`, at("pick")).value = String(index); });
     at("pick").onchange = (event) => show(report, Number(event.target.value));
     const costs = report.plans.map((plan) => plan.cost);
     const line = (value) => [{ x: Math.min(...costs), y: value }, { x: Math.max(...costs), y: value }];

@@ -127,9 +127,7 @@ def advice_of(result: SearchResult) -> str:
     if best.not_runnable:
         today = "\nShoal cannot run that yet (" + best.not_runnable + "). "
         today += (
-            f"Cheapest that it can: {row_of(runnable).plan}, {runnable.cost:.2f}."
-            if runnable
-            else "It can run none of the plans."
+            f"Cheapest that it can: {row_of(runnable).plan}, {runnable.price}." if runnable else "It can run none of the plans."
         )
     return _verdict(result, best, baseline) + today
 
@@ -138,12 +136,12 @@ def _verdict(result: SearchResult, best: Plan, baseline: Plan | None) -> str:
     text = describe(best.family.spec(max(1, best.num_prefill), best.num_decode))
     if best.family.is_colocated:
         split = _best_split(result)
-        words = f"; the cheapest split costs {split.cost:.2f}" if split else "; no split meets the targets"
-        return f"Do not split. Cheapest: {text}, {best.cost:.2f} per hour{words}."
+        words = f"; the cheapest split costs {split.price}" if split else "; no split meets the targets"
+        return f"Do not split. Cheapest: {text}, {best.price}{words}."
     if baseline is None:
-        return f"Split. Cheapest: {text}, {best.cost:.2f} per hour; no colocated cluster meets the targets."
+        return f"Split. Cheapest: {text}, {best.price}; no colocated cluster meets the targets."
     saved = 1 - best.cost / baseline.cost
-    return f"Split. Cheapest: {text}, {best.cost:.2f} per hour, {100 * saved:.0f}% less than colocated at {baseline.cost:.2f}."
+    return f"Split. Cheapest: {text}, {best.price}, {100 * saved:.0f}% less than colocated at {baseline.price}."
 
 
 def row_of(each: Plan) -> PlanRow:
