@@ -2,7 +2,8 @@
 
 `python -m benchmarks.sim_vs_live`. One prefill and one decode worker, each held to a core of its own (`--prefill-cpus`,
 `--decode-cpus`); router and client take what is left. The trace is drawn from a seed, with the shape of a chat service
-(log-normal lengths, Poisson arrivals) and a rate that keeps prefill busy for `--utilisation` of the time; `--trace FILE` replays another.
+(log-normal lengths, Poisson arrivals) and a rate that keeps prefill busy for `--utilisation` of the
+time; `--trace FILE` replays another.
 Prints Markdown, writes a picture and the profile. Exit status 1 when a percentile is off by more than 10 %, or twice the spread
 of the live runs.
 """

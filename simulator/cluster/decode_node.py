@@ -89,7 +89,7 @@ class DecodeNode:
     def begin(self, job: Job, now: float) -> list[Event]:
         """All KV the request needs is here (or, colocated, its prompt is due)."""
         self._rows[job.key] = Row(job, job.num_replayed)
-        if self.cost.visibility.late and job.num_prefill_tokens:
+        if self.cost.visibility.late and job.num_prefill_tokens and not job.is_local:
             self._projections.append((job, job.num_prefill_tokens))
         else:
             self._add(job)
@@ -129,9 +129,8 @@ class DecodeNode:
         return sum(row.num_read for row in self._rows.values()) / len(self._rows) if self._rows else 0.0
 
     def _add(self, job: Job) -> None:
-        num_done = 0 if self.is_colocated else job.num_prefill_tokens
-        num_prefill = job.num_prefill_tokens if self.is_colocated else 0
-        self._batcher.add(TokenCursor(job.key, num_prefill, num_known=job.num_known_tokens, num_computed=num_done))
+        num_done = 0 if job.is_local else job.num_prefill_tokens
+        self._batcher.add(TokenCursor(job.key, 0, num_known=job.num_known_tokens, num_computed=num_done))
 
     def _step(self, now: float) -> list[Event]:
         num_projected = self._take_projections()
@@ -165,19 +164,24 @@ class DecodeNode:
     def _work(self, chunks: Iterable[Chunk], num_projected: int) -> StepWork:
         rows = tokens = read = pairs = deep = prefill = 0
         for chunk in chunks:
-            row, size = self._rows[chunk.key], chunk.stop - chunk.start
+            row = self._rows[chunk.key]
             split = row.job.split
-            if chunk.start < split.num_prefill_tokens:  # colocated
-                prefill += size
-                pairs += self.cost.lower_pairs(chunk.start, chunk.stop)
+            if chunk.start < split.num_prefill_tokens:  # run here, not on a prefill worker
+                stop = min(chunk.stop, split.num_prefill_tokens)
+                prefill += stop - chunk.start
+                pairs += self.cost.lower_pairs(chunk.start, stop)
+            start = max(chunk.start, split.num_prefill_tokens)
+            size = chunk.stop - start
+            if size <= 0:
                 continue
             samples = chunk.stop >= row.job.num_known_tokens
             rows += samples
             tokens += size - samples
             read += self._read(row, row.num_decode_run + size)
-            if not row.has_begun and chunk.start == split.num_prefill_tokens:
+            if not row.has_begun and start == split.num_prefill_tokens:
                 deep += split.num_anchor_tokens if self.cost.num_upper else 0
                 pairs += self._boundary_pairs(row.job) if size > 1 else 0
+        num_projected += prefill if self.cost.visibility.late else 0
         return StepWork(rows, read, tokens, pairs, deep, num_projected, prefill)
 
     def _boundary_pairs(self, job: Job) -> int:
@@ -250,13 +254,15 @@ class DecodeNode:
             if chunk.start < split.num_prefill_tokens:
                 if row.job.prefill_start_s is None:
                     row.job.prefill_start_s = start_s
+                if chunk.stop < split.num_prefill_tokens:
+                    continue
+                row.job.prefill_end_s = now
                 if chunk.stop == split.num_prefill_tokens:
-                    row.job.prefill_end_s = now
-                continue
+                    continue
             samples = chunk.stop >= row.job.num_known_tokens
             if row.has_begun:
                 self.gaps.add(now - row.last_token_s, 1)
-            self._advance(row, chunk.stop - chunk.start, int(samples))
+            self._advance(row, chunk.stop - max(chunk.start, split.num_prefill_tokens), int(samples))
             if samples:
                 num_sampled += 1
                 if not row.has_begun:

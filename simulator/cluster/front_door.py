@@ -13,6 +13,7 @@ from typing import Final
 from shoal.errors import CapacityExceeded, InvalidRequest, Unavailable
 from shoal.placement.balance import WorkerLoadView, choose_pair, choose_worker
 from shoal.placement.cost import request_cost
+from shoal.placement.disaggregate import NEVER_LOCAL, DisaggregationRule, choose_prefill_site
 from shoal.simulator.cluster.decode_node import DecodeNode
 from shoal.simulator.cluster.events import Event
 from shoal.simulator.cluster.job import Job
@@ -37,6 +38,8 @@ class FrontDoor:
     log: Callable[[Job, str], None]
     reserve_tokens: int | None
     max_retries: int
+    disaggregation: DisaggregationRule = NEVER_LOCAL
+    local_fallback: bool = False
     request_s: float = 0.0  # what the router, the reservation and the reply take, all of it ahead of the choice
     prefill: dict[str, PrefillNode] = field(default_factory=dict)
     decode: dict[str, DecodeNode] = field(default_factory=dict)
@@ -181,8 +184,16 @@ class FrontDoor:
         return []
 
     def _choose(self, job: Job, excluded: frozenset[str], now: float) -> tuple[str, str | None]:
+        is_up = any(node.life.is_ready for node in self.prefill.values())
+        site = choose_prefill_site(
+            self.disaggregation,
+            job.num_prefill_tokens,
+            is_colocated=not self.prefill,
+            has_prefill_worker=is_up or not self.local_fallback,
+        )
+        job.is_local = site.is_local
         decoders = [self._view(name, self.decode_owed(name, now), node.life) for name, node in self.decode.items()]
-        if not self.prefill:
+        if job.is_local or not self.prefill:
             return choose_worker(decoders, self.visibility, self.rng, pool="decode", excluded=excluded).worker_id, None
         prefillers = [self._view(name, self.prefill_owed(name), node.life) for name, node in self.prefill.items()]
         needs = job.num_prefill_tokens > 0

@@ -27,6 +27,7 @@ class Job:
     prefix_hashes: tuple[int, ...] = ()
     hash_tokens: int = 512
     num_cached_tokens: int = 0  # found in the prefill worker's prefix cache
+    is_local: bool = False  # its decode worker runs the prompt too
     num_retries: int = 0
     attempt: int = 0  # events of earlier ones are void
     num_replayed: int = 0  # tokens generated on workers that are gone: run again as decode tokens

@@ -47,6 +47,8 @@ def simulate(
         log=log.ended,
         reserve_tokens=spec.reserve_tokens,
         max_retries=spec.max_retries,
+        disaggregation=spec.disaggregation,
+        local_fallback=spec.local_fallback,
         request_s=spec.request_s,
     )
     workers = Workers(spec, door, Network(spec.fabric_bytes_per_s), gaps)

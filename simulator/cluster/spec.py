@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from shoal.errors import InvalidConfig
 from shoal.placement.autoscale import AutoscalePolicy
+from shoal.placement.disaggregate import NEVER_LOCAL, DisaggregationRule
 from shoal.simulator.hardware import Link
 from shoal.simulator.machine import Machine
 from shoal.simulator.model_spec import ModelSpec
@@ -95,6 +96,8 @@ class ClusterSpec:
     reserve_tokens: int | None = None  # the max_tokens clients ask for; None: exactly what they will get
     max_retries: int = 2  # on other workers, when one is full or has died
     slo: Slo = field(default_factory=Slo)
+    disaggregation: DisaggregationRule = NEVER_LOCAL  # which prompts decode workers run themselves
+    local_fallback: bool = False  # all of them while no prefill worker is up
     failures: FailureSpec | None = None
     autoscale: AutoscaleSpec | None = None
 

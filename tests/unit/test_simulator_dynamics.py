@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from shoal.cli.main import cli
 from shoal.errors import InvalidConfig, NotFound
 from shoal.placement.autoscale import AutoscalePolicy
+from shoal.placement.disaggregate import DisaggregationRule
 from shoal.simulator.cluster import autoscaler
 from shoal.simulator.cluster.simulate import simulate
 from shoal.simulator.cluster.spec import AutoscaleSpec, ClusterSpec, Failure, FailureSpec
@@ -139,3 +140,19 @@ def test_the_command_takes_deaths_and_bounds() -> None:
     ):
         result = CliRunner().invoke(cli, [*flags, *wrong])
         assert result.exit_code == 2 and words in result.output
+
+
+def test_decode_workers_run_short_prompts_themselves_by_placements_rule() -> None:
+    requests = [SimRequest(float(index), 40 if index % 2 else 4000, 8) for index in range(8)]
+    away = simulate(cluster(), iter(requests))
+    local = simulate(cluster(disaggregation=DisaggregationRule(100)), iter(requests))
+    only_long = simulate(cluster(), iter(requests[::2]))
+    assert local.wire_bytes == only_long.wire_bytes < away.wire_bytes
+    assert local.ttft_s.p50 is not None and away.ttft_s.p50 is not None
+    short = simulate(cluster(disaggregation=DisaggregationRule(100)), iter(requests[1:2]))
+    assert short.ttft_s.p50 is not None and short.exposed_s.p50 is None
+    assert short.ttft_s.p50 < min(away.ttft_curve_s)  # no hand-off
+    dead = FailureSpec((Failure(0.0, "prefill-0-0"),), restart_s=100)
+    refused = simulate(cluster(failures=dead), iter(requests))
+    fallback = simulate(cluster(failures=dead, local_fallback=True), iter(requests))
+    assert refused.refused == {"no worker is up": 8} and fallback.num_finished == 8 and fallback.wire_bytes == 0

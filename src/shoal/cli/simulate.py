@@ -16,6 +16,7 @@ from shoal.cli.dynamics import autoscale_of, dynamics_options, failures_of
 from shoal.cli.planning import DEFAULT_LINK, catalogues, link_of, machine_of, model_of, model_options, reports_errors
 from shoal.cli.workload import tell_notes, workload_of, workload_options
 from shoal.errors import InvalidConfig
+from shoal.placement.disaggregate import DisaggregationRule
 from shoal.simulator.catalogues import Catalogues
 from shoal.simulator.cluster.report import RESOURCE_HEADINGS, TIME_HEADINGS, resource_rows, summary_lines, time_rows
 from shoal.simulator.cluster.simulate import Progress as Report
@@ -41,6 +42,8 @@ from shoal.visibility import Visibility
 @click.option("--queue", type=int, default=4096, show_default=True, help="Requests that may wait for blocks on a worker.")
 @click.option("--max-tokens", type=int, help="What clients reserve; default: what they will get.")
 @click.option("--prefix-cache", type=float, default=0.0, show_default=True, help="Share of prefill KV memory for prefixes.")
+@click.option("--local-prefill", type=int, default=0, show_default=True, help="Decode runs prompts below so many tokens itself.")
+@click.option("--local-fallback", is_flag=True, help="And all of them while no prefill worker is up.")
 @click.option("--slo-ttft", default="1s", show_default=True)
 @click.option("--slo-tpot", default="50ms", show_default=True)
 @dynamics_options
@@ -92,6 +95,8 @@ def cluster_of(names: Catalogues, flags: dict[str, Any]) -> ClusterSpec:
         prefix_cache_share=flags["prefix_cache"],
         reserve_tokens=flags["max_tokens"],
         slo=Slo(parse_seconds(flags["slo_ttft"]), parse_seconds(flags["slo_tpot"])),
+        disaggregation=DisaggregationRule(flags["local_prefill"]),
+        local_fallback=flags["local_fallback"],
         failures=failures_of(flags),
         autoscale=autoscale_of(flags),
     )
