@@ -1,16 +1,17 @@
-"""Who holds a simulated worker's blocks, first come, first served. Blocks and sizes are placement's own code; knows no steps.
+"""Who holds a simulated worker's blocks, and who waits for them. Blocks and turns are placement's own code; knows no steps.
 
-The rule is the live worker's: at most `max_running` requests hold blocks, `max_queued` more wait, and nobody is passed by.
+As in the live worker at most `max_running` requests hold blocks and `max_queued` more wait; who is next, `FairQueue` says.
 """
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from shoal.errors import CapacityExceeded, InternalError
 from shoal.placement.blocks import BlockIds, BlockPool
+from shoal.placement.fair_queue import FairQueue
 from shoal.placement.reservation import ReservationSize, check_fits_ever
 from shoal.placement.tables import KvLayout, RequestTables
 from shoal.simulator.cluster.job import Job
+from shoal.types import USUAL_TURN
 
 
 @dataclass(slots=True)
@@ -33,7 +34,8 @@ class Holders:
     block_seconds: float = 0.0
     peak_blocks: int = 0
     _holdings: dict[str, Holding] = field(default_factory=dict)
-    _waiting: deque[tuple[Job, KvLayout, ReservationSize]] = field(default_factory=deque)
+    _waiting: FairQueue[Job] = field(default_factory=FairQueue)
+    _sizes: dict[Job, tuple[KvLayout, ReservationSize]] = field(default_factory=dict)  # of those that wait
     _since_s: float = 0.0
 
     @property
@@ -46,12 +48,16 @@ class Holders:
         Raises InvalidRequest when the whole pool would not do, CapacityExceeded when too many wait.
         """
         check_fits_ever(size, self.blocks.num_blocks)
-        if not self._waiting and self._fits(size):
+        if not len(self._waiting) and self._fits(size):
             self._take(job, layout, size, now)
             return True
         if len(self._waiting) >= self.max_queued:
             raise CapacityExceeded(f"{size.num_blocks} KV blocks needed, {len(self._waiting)} requests wait already; retry later")
-        self._waiting.append((job, layout, size))
+        self._waiting.push(job, USUAL_TURN, size.num_blocks + self._state_blocks(size))
+        if self._waiting.pop(lambda waiter: waiter is job and self._fits(size)) is not None:  # those before it do not fit
+            self._take(job, layout, size, now)
+            return True
+        self._sizes[job] = layout, size
         return False
 
     def release_states(self, job: Job, now: float) -> list[Job]:
@@ -76,13 +82,14 @@ class Holders:
         """Take a job out, holding or waiting; names the jobs whose turn has come. Harmless when it is not here."""
         if job.key in self._holdings:
             return self.release(job, now)
-        self._waiting = deque(waiter for waiter in self._waiting if waiter[0] is not job)
+        self._waiting.discard(job)
+        self._sizes.pop(job, None)
         return self._admit(now)
 
     def clear(self, now: float) -> None:
         """The worker has died: nothing is held and nobody waits."""
         self._account(now)
-        self._waiting.clear()
+        self._waiting, self._sizes = FairQueue(), {}
         for holding in self._holdings.values():
             self.blocks.release(holding.state_blocks)
             holding.tables.release()
@@ -95,14 +102,16 @@ class Holders:
 
     def check_idle(self) -> None:
         """Raise InternalError unless every block is free and nobody waits: the state when all requests have ended."""
-        if self._holdings or self._waiting or self.blocks.num_used:
+        if self._holdings or len(self._waiting) or self.blocks.num_used:
             raise InternalError(f"{len(self._holdings)} requests hold and {len(self._waiting)} wait, and all have ended")
 
     def _admit(self, now: float) -> list[Job]:
-        admitted = []
-        while self._waiting and self._fits(self._waiting[0][2]):
-            job, layout, size = self._waiting.popleft()
-            self._take(job, layout, size, now)
+        admitted: list[Job] = []
+        while len(self._waiting) and len(self._holdings) < self.max_running:
+            job = self._waiting.pop(lambda waiter: self._fits(self._sizes[waiter][1]))
+            if job is None:
+                break
+            self._take(job, *self._sizes.pop(job), now)
             admitted.append(job)
         return admitted
 
