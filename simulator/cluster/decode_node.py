@@ -17,9 +17,10 @@ from shoal.placement.tables import KvLayout
 from shoal.simulator.cluster.burst import Burst
 from shoal.simulator.cluster.events import Event
 from shoal.simulator.cluster.histogram import LogHistogram
-from shoal.simulator.cluster.holders import Holders
+from shoal.simulator.cluster.holders import Holders, Wanted
 from shoal.simulator.cluster.job import Job
 from shoal.simulator.cluster.life import Life
+from shoal.simulator.cluster.prefix_cache import publish, query
 from shoal.simulator.step_cost import StepCost, StepWork
 from shoal.types import DType
 from shoal.visibility import VisibilityKind
@@ -84,13 +85,17 @@ class DecodeNode:
             job.max_tokens - job.num_replayed,
             num_replay_tokens=job.num_replayed,
         )
-        return self.holders.reserve(job, layout, size, now)
+        found = (
+            query(job, shape, visibility, self.holders.block_size, of_prefill=False) if self.holders.cache is not None else None
+        )
+        return self.holders.reserve(job, Wanted(layout, size, found), now)
 
     def begin(self, job: Job, now: float) -> list[Event]:
         """All KV the request needs is here (or, colocated, its prompt is due)."""
         self._rows[job.key] = Row(job, job.num_replayed)
-        if self.cost.visibility.late and job.num_prefill_tokens and not job.is_local:
-            self._projections.append((job, job.num_prefill_tokens))
+        num_projected = job.num_prefill_tokens - job.num_decode_cached if self.cost.visibility.late and not job.is_local else 0
+        if num_projected:
+            self._projections.append((job, num_projected))
         else:
             self._add(job)
         if not self._is_stepping:
@@ -129,7 +134,7 @@ class DecodeNode:
         return sum(row.num_read for row in self._rows.values()) / len(self._rows) if self._rows else 0.0
 
     def _add(self, job: Job) -> None:
-        num_done = 0 if job.is_local else job.num_prefill_tokens
+        num_done = job.num_decode_cached if job.is_local else job.num_prefill_tokens
         self._batcher.add(TokenCursor(job.key, 0, num_known=job.num_known_tokens, num_computed=num_done))
 
     def _step(self, now: float) -> list[Event]:
@@ -179,7 +184,7 @@ class DecodeNode:
             tokens += size - samples
             read += self._read(row, row.num_decode_run + size)
             if not row.has_begun and start == split.num_prefill_tokens:
-                deep += split.num_anchor_tokens if self.cost.num_upper else 0
+                deep += max(0, split.num_anchor_tokens - row.job.num_decode_cached) if self.cost.num_upper else 0
                 pairs += self._boundary_pairs(row.job) if size > 1 else 0
         num_projected += prefill if self.cost.visibility.late else 0
         return StepWork(rows, read, tokens, pairs, deep, num_projected, prefill)
@@ -267,12 +272,19 @@ class DecodeNode:
                 num_sampled += 1
                 if not row.has_begun:
                     row.has_begun = True
+                    self._publish(row.job)
                     if row.job.first_token_s is None:
                         row.job.first_token_s = now
                     events += self._states_done(row.job, now)
                 events += self._sampled(row, now)
         self._account(len(chunks), now - start_s, num_sampled)
         return events + self._step(now)
+
+    def _publish(self, job: Job) -> None:
+        cache, shape = self.holders.cache, self.cost.model.shape
+        if cache is not None and job.prefix_hashes:
+            tables, num_held = self.holders.tables(job), job.num_prompt_tokens
+            publish(cache, tables, job, shape, num_held, job.num_decode_cached, of_prefill=False)
 
     def _advance(self, row: Row, num_run: int, num_generated: int) -> None:
         row.num_read = self._read(row, row.num_decode_run + num_run)

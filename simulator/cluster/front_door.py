@@ -155,6 +155,10 @@ class FrontDoor:
         """Decode has the blocks: call prefill, or begin at once where nothing is to be transferred."""
         job.reserved_s = now
         assert job.decode is not None
+        job.num_decode_cached = job.decode.holders.num_cached_tokens(job)
+        if job.prefill is not None and job.num_decode_cached >= job.num_prefill_tokens:
+            self._open[job.prefill.name].pop(job.key, None)  # nothing is due: prefill is not called
+            job.prefill = None
         if job.prefill is None:
             return job.decode.begin(job, now)
         source, sink = job.prefill.port, self.ports[job.decode.name]

@@ -27,6 +27,7 @@ class Job:
     prefix_hashes: tuple[int, ...] = ()
     hash_tokens: int = 512
     num_cached_tokens: int = 0  # found in the prefill worker's prefix cache
+    num_decode_cached: int = 0  # c: found in the decode worker's
     is_local: bool = False  # its decode worker runs the prompt too
     num_retries: int = 0
     attempt: int = 0  # events of earlier ones are void
@@ -51,7 +52,7 @@ class Job:
         self.num_replayed = num_generated
         self.key = f"{self.index}.{self.attempt}"
         self.decode = self.prefill = self.flow = None
-        self.num_cached_tokens = 0
+        self.num_cached_tokens = self.num_decode_cached = 0
         self.reserved_s = self.prefill_end_s = self.delivered_s = None
 
     @property

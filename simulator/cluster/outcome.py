@@ -82,7 +82,7 @@ class RequestLog:
         self.num_within_slo += ttft <= self.slo.ttft_s and (tpot is None or tpot <= self.slo.tpot_s)
         self.num_prompt_tokens += job.num_prompt_tokens
         self.num_output_tokens += job.num_output_tokens
-        self.num_cached_tokens += job.num_cached_tokens
+        self.num_cached_tokens += max(job.num_cached_tokens, job.num_decode_cached)
         self.wire_bytes += job.wire_bytes
         self.last_finish_s = max(self.last_finish_s, job.finish_s)
         self._write(job, queueing, exposed, ttft, tpot, "")
@@ -106,7 +106,7 @@ class RequestLog:
         seconds = (queueing, prefill_s, exposed, ttft, tpot, job.finish_s)
         cells = ["" if value is None else f"{value:.6f}" for value in seconds]
         workers = [job.decode.name if job.decode else "", job.prefill.name if job.prefill else ""]
-        counts = [job.num_prompt_tokens, job.num_output_tokens, job.num_cached_tokens]
+        counts = [job.num_prompt_tokens, job.num_output_tokens, max(job.num_cached_tokens, job.num_decode_cached)]
         row = [job.index, f"{job.arrival_s:.6f}", *counts, *workers, *cells, round(job.wire_bytes), refusal]
         csv.writer(self.lines, lineterminator="\n").writerow(row)
 

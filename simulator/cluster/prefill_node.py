@@ -8,11 +8,11 @@ from shoal.placement.batching import Batcher, Chunk, TokenCursor
 from shoal.placement.reservation import prefill_reservation
 from shoal.placement.tables import KvLayout
 from shoal.simulator.cluster.events import Event
-from shoal.simulator.cluster.holders import Holders
+from shoal.simulator.cluster.holders import Holders, Wanted
 from shoal.simulator.cluster.job import Job
 from shoal.simulator.cluster.life import Life
 from shoal.simulator.cluster.network import Network, Port
-from shoal.simulator.cluster.prefix_cache import PrefixCache
+from shoal.simulator.cluster.prefix_cache import publish, query
 from shoal.simulator.cluster.shipment import ChunkBytes, Shipments
 from shoal.simulator.step_cost import StepCost
 from shoal.types import DType
@@ -30,7 +30,6 @@ class PrefillNode:
     token_budget: int
     latency_s: float  # of one message
     handoff_s: float  # constant per request
-    cache: PrefixCache | None = None
     life: Life = field(default_factory=Life)
     busy_s: float = 0.0
     num_steps: int = 0
@@ -48,7 +47,10 @@ class PrefillNode:
         shape, visibility = self.cost.model.shape, self.cost.visibility
         layout = KvLayout.of(shape.num_layers, visibility, job.num_prompt_tokens)
         size = prefill_reservation(shape, DType.BFLOAT16, self.holders.block_size, visibility, job.num_prompt_tokens)
-        return self._begin([job], now) if self.holders.reserve(job, layout, size, now) else []
+        found = (
+            query(job, shape, visibility, self.holders.block_size, of_prefill=True) if self.holders.cache is not None else None
+        )
+        return self._begin([job], now) if self.holders.reserve(job, Wanted(layout, size, found), now) else []
 
     def release(self, job: Job, now: float) -> list[Event]:
         """The transfer is acknowledged: blocks go back, others may begin."""
@@ -74,9 +76,7 @@ class PrefillNode:
 
     def _begin(self, jobs: Iterable[Job], now: float) -> list[Event]:
         for job in jobs:
-            if self.cache is not None and job.prefix_hashes:
-                hits = self.cache.num_hits(job.prefix_hashes)
-                job.num_cached_tokens = min(hits * job.hash_tokens, job.num_prefill_tokens - 1)
+            job.num_cached_tokens = self.holders.num_cached_tokens(job)
             self._jobs[job.key] = job
             tokens = job.num_prefill_tokens
             self._batcher.add(TokenCursor(job.key, tokens, num_known=tokens, num_computed=job.num_cached_tokens))
@@ -102,10 +102,10 @@ class PrefillNode:
         ]
 
     def _shipped(self, chunk: Chunk) -> ChunkBytes:
-        """A cached prefix is shipped with the first chunk: it saves compute only."""
+        """A prefix cached here is shipped with the first chunk: it saves compute only. What decode holds is not shipped."""
         job = self._jobs[chunk.key]
         start = 0 if chunk.start == job.num_cached_tokens else chunk.start
-        return self._shipments.chunk(job.split, start, chunk.stop)
+        return self._shipments.chunk(job.split, max(start, job.num_decode_cached), chunk.stop, job.num_decode_cached)
 
     def _first_layer(self, chunks: tuple[Chunk, ...], shipped: list[ChunkBytes], epoch: int, now: float) -> list[Event]:
         events: list[Event] = []
@@ -127,12 +127,16 @@ class PrefillNode:
             events += self._send(job, part.last_bytes, 1, now)
             if chunk.stop == job.num_prefill_tokens:
                 job.prefill_end_s = now
-                if self.cache is not None:
-                    self.cache.insert(job.prefix_hashes[: job.num_prefill_tokens // job.hash_tokens])
+                self._publish(job)
                 self._forget(chunk.key)
                 assert job.flow is not None
                 events += self.network.close(job.flow, now)
         return events + self._step(now)
+
+    def _publish(self, job: Job) -> None:
+        cache, shape, num_tokens = self.holders.cache, self.cost.model.shape, job.num_prefill_tokens
+        if cache is not None and job.prefix_hashes and not self.cost.visibility.late:
+            publish(cache, self.holders.tables(job), job, shape, num_tokens, job.num_cached_tokens, of_prefill=True)
 
     def _send(self, job: Job, num_bytes: float, num_messages: int, now: float) -> list[Event]:
         """Payload, and each message's latency as the bytes that would have passed in that time (formula 4 adds both)."""

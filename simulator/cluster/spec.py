@@ -92,7 +92,8 @@ class ClusterSpec:
     num_nics: int | None = None  # per worker; None: one per GPU
     fabric_bytes_per_s: float | None = None  # what all flows share; None: not limited
     block_size: int = 16
-    prefix_cache_share: float = 0.0  # of a prefill worker's KV pool, for cached prefixes
+    prefill_cache: bool = False  # prefill workers keep prefixes: saves compute
+    decode_cache: bool = False  # decode workers do: saves the transfer, and all of prefill where nothing is due
     reserve_tokens: int | None = None  # the max_tokens clients ask for; None: exactly what they will get
     max_retries: int = 2  # on other workers, when one is full or has died
     slo: Slo = field(default_factory=Slo)
@@ -106,8 +107,6 @@ class ClusterSpec:
             raise InvalidConfig("a cluster needs at least one decode (or colocated) worker")
         if self.prefill and self.link is None:
             raise InvalidConfig("prefill and decode workers need a link between them")
-        if not 0 <= self.prefix_cache_share < 1:
-            raise InvalidConfig(f"the prefix cache's share must lie in [0, 1), not {self.prefix_cache_share}")
         if self.fabric_bytes_per_s is not None and not self.fabric_bytes_per_s > 0:
             raise InvalidConfig("the fabric's bandwidth must be more than zero")
         if self.reserve_tokens is not None and self.reserve_tokens < 1:

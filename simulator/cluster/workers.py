@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from shoal.placement.blocks import BlockPool
+from shoal.placement.prefix_cache import PrefixCache
 from shoal.simulator.cluster.decode_node import DecodeNode
 from shoal.simulator.cluster.front_door import FrontDoor
 from shoal.simulator.cluster.histogram import LogHistogram
@@ -12,12 +13,10 @@ from shoal.simulator.cluster.holders import Holders
 from shoal.simulator.cluster.life import Life
 from shoal.simulator.cluster.network import Network, Port
 from shoal.simulator.cluster.prefill_node import PrefillNode
-from shoal.simulator.cluster.prefix_cache import PrefixCache
 from shoal.simulator.cluster.spec import ClusterSpec, PoolSpec, block_bytes, num_kv_blocks
 from shoal.simulator.step_cost import StepCost
 from shoal.simulator.transfer_cost import Wire
 
-_HASH_TOKENS = 512
 Node: TypeAlias = DecodeNode | PrefillNode
 
 
@@ -56,9 +55,9 @@ class Workers:
         name = self._name("prefill", index)
         wire, cost = self._wire(pool), StepCost(spec.model, pool.machine, spec.visibility)
         port = self.door.ports[name] = Port(name, wire.bytes_per_s)
-        holders, cache = self._holders(pool, prefill_only=True), self._cache(pool)
+        holders = self._holders(pool, prefill_only=True)
         node = PrefillNode(
-            name, cost, holders, self.network, port, pool.token_budget, wire.latency_s, wire.handoff_s, cache, Life(now)
+            name, cost, holders, self.network, port, pool.token_budget, wire.latency_s, wire.handoff_s, Life(now)
         )  # fmt: skip
         self.door.prefill[name] = node
         return node
@@ -85,15 +84,7 @@ class Workers:
     def _holders(self, pool: PoolSpec, *, prefill_only: bool) -> Holders:
         spec = self.spec
         num_blocks = num_kv_blocks(spec.model, spec.visibility, pool.machine, spec.block_size, prefill_only=prefill_only)
-        if prefill_only:
-            num_blocks = max(1, int(num_blocks * (1 - spec.prefix_cache_share)))
-        size = block_bytes(spec.model, pool.machine, spec.block_size)
-        return Holders(BlockPool(num_blocks), spec.block_size, size, pool.max_running, pool.max_queued)
-
-    def _cache(self, pool: PoolSpec) -> PrefixCache | None:
-        spec = self.spec
-        if not spec.prefix_cache_share:
-            return None
-        num_blocks = num_kv_blocks(spec.model, spec.visibility, pool.machine, spec.block_size, prefill_only=True)
-        depth = spec.visibility.depth(spec.model.shape.num_layers)
-        return PrefixCache(int(num_blocks * spec.prefix_cache_share * spec.block_size / depth / _HASH_TOKENS))
+        size, blocks = block_bytes(spec.model, pool.machine, spec.block_size), BlockPool(num_blocks)
+        has_cache = spec.prefill_cache if prefill_only else spec.decode_cache
+        cache = PrefixCache(blocks, spec.block_size) if has_cache else None
+        return Holders(blocks, spec.block_size, size, pool.max_running, pool.max_queued, cache)

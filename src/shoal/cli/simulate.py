@@ -41,7 +41,13 @@ from shoal.visibility import Visibility
 @click.option("--batch", type=int, default=256, show_default=True, help="Requests that may run on a worker.")
 @click.option("--queue", type=int, default=4096, show_default=True, help="Requests that may wait for blocks on a worker.")
 @click.option("--max-tokens", type=int, help="What clients reserve; default: what they will get.")
-@click.option("--prefix-cache", type=float, default=0.0, show_default=True, help="Share of prefill KV memory for prefixes.")
+@click.option(
+    "--prefix-cache",
+    type=click.Choice(["none", "prefill", "decode", "both"]),
+    default="none",
+    show_default=True,
+    help="Who keeps prefixes; needs a trace with hashes.",
+)
 @click.option("--local-prefill", type=int, default=0, show_default=True, help="Decode runs prompts below so many tokens itself.")
 @click.option("--local-fallback", is_flag=True, help="And all of them while no prefill worker is up.")
 @click.option("--slo-ttft", default="1s", show_default=True)
@@ -92,7 +98,8 @@ def cluster_of(names: Catalogues, flags: dict[str, Any]) -> ClusterSpec:
         link=link_of(names, flags["link_name"], flags["profile_name"]),
         num_nics=flags["nics"],
         fabric_bytes_per_s=parse_bandwidth(flags["fabric"]) if flags["fabric"] else None,
-        prefix_cache_share=flags["prefix_cache"],
+        prefill_cache=flags["prefix_cache"] in ("prefill", "both"),
+        decode_cache=flags["prefix_cache"] in ("decode", "both"),
         reserve_tokens=flags["max_tokens"],
         slo=Slo(parse_seconds(flags["slo_ttft"]), parse_seconds(flags["slo_tpot"])),
         disaggregation=DisaggregationRule(flags["local_prefill"]),
