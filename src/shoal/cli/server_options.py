@@ -6,9 +6,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import click
-import grpc
 
-from shoal.client import AsyncClient, Client, Retry, tls_credentials
+from shoal.client import Client, Retry, tls_credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +23,14 @@ class Server:
 
     def connect(self, retry: Retry = Retry()) -> Client:  # noqa: B008  (frozen)
         """A client. Raises InvalidConfig when a file cannot be used."""
-        return Client(self.address, credentials=self._credentials(), token=self.token, retry=retry)
-
-    def connect_async(self, retry: Retry = Retry()) -> AsyncClient:  # noqa: B008  (frozen)
-        """A client for asyncio, to be made on the loop that uses it. Raises InvalidConfig when a file cannot be used."""
-        return AsyncClient(self.address, credentials=self._credentials(), token=self.token, retry=retry)
-
-    def _credentials(self) -> grpc.ChannelCredentials | None:
+        credentials = None
         if self.tls or self.tls_ca or self.tls_cert or self.tls_key:
-            return tls_credentials(ca=self.tls_ca, certificate=self.tls_cert, key=self.tls_key)
-        return None
+            credentials = tls_credentials(ca=self.tls_ca, certificate=self.tls_cert, key=self.tls_key)
+        return Client(self.address, credentials=credentials, token=self.token, retry=retry)
 
 
-_ADDRESS = click.option("--address", "-a", default="127.0.0.1:50051", show_default=True, metavar="HOST:PORT", help="The router.")
 _OPTIONS = (
+    click.option("--address", "-a", default="127.0.0.1:50051", show_default=True, metavar="HOST:PORT", help="The router."),
     click.option("--tls", is_flag=True, help="TLS, trusting this system's authorities; --tls-ca implies it."),
     click.option("--tls-ca", metavar="PEM", help="TLS, trusting servers with a certificate from this authority."),
     click.option("--tls-cert", metavar="PEM", help="Our certificate, for servers that require one."),
@@ -46,10 +39,8 @@ _OPTIONS = (
 )
 
 
-def server_options(
-    command: Callable[..., Any], *, address: Callable[[Callable[..., Any]], Callable[..., Any]] = _ADDRESS
-) -> Callable[..., Any]:
-    """Add the options; the command gets them as one argument, `server`. `address` replaces the option of that name."""
+def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options; the command gets them as one argument, `server`."""
 
     @functools.wraps(command)
     def with_server(**values: Any) -> Any:
@@ -57,6 +48,6 @@ def server_options(
         return command(server=Server(**own), **values)
 
     wrapped: Callable[..., Any] = with_server
-    for option in reversed((address, *_OPTIONS)):
+    for option in reversed(_OPTIONS):
         wrapped = option(wrapped)
     return wrapped
