@@ -99,8 +99,9 @@ class Router:
         allow_wildcard = self.config.allow_wildcard
         if self.config.metrics is not None:
             metrics = Address.parse(self.config.metrics, "the address of metrics")
-            self._metrics = serve_metrics(metrics, allow_wildcard=allow_wildcard)
-            _log.info("metrics at http://%s/metrics", self._metrics.address)
+            self._metrics = serve_metrics(metrics, self.config.cluster, allow_wildcard=allow_wildcard)
+            scheme = "https" if self.config.cluster.tls.is_on else "http"
+            _log.info("metrics at %s://%s/metrics", scheme, self._metrics.address)
         if self._http is not None and self.config.http_listen is not None:
             listen = Address.parse(self.config.http_listen, "the address of HTTP")
             self.http_address = await self._http.start(listen, allow_wildcard=allow_wildcard)
