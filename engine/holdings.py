@@ -68,6 +68,7 @@ class HoldingQueue:
         self._max_queued = max_queued
         self._clock = clock
         self._since: dict[Holding, float] = {}
+        self.num_released = 0  # requests so far
 
     @property
     def num_holders(self) -> int:
@@ -127,6 +128,7 @@ class HoldingQueue:
         self.release_states(holding)
         for tables in holding.answers:
             tables.release()
+        self.num_released += 1
         self.hold_times.ended(self._clock() - self._since.pop(holding))
         self._admit()
 

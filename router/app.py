@@ -61,7 +61,9 @@ class Router:
             model=model,
             tokenizer=tokenizer,
             admission=Admission(PromptEncoder(tokenizer), limits, self._constraints),
-            dispatcher=Dispatcher(self.registry, shape, max_retries=config.max_retries, caller=router_id),
+            dispatcher=Dispatcher(
+                self.registry, shape, max_retries=config.max_retries, max_wait_s=config.max_wait_s, caller=router_id
+            ),
             registry=self.registry,
         )
         self._endpoints = endpoints or _endpoint_source(config, link, router_id)

@@ -105,15 +105,18 @@ class ModelSpec:
         layers = sum(self.resident_weights(layer) for layer in range(self.shape.num_layers))
         return layers + self.head_weights * (1 if self.tied_embeddings else 2)
 
-    def with_precision(self, *, weight_bytes: float | None = None, kv_bytes: float | None = None) -> "ModelSpec":
-        """The same model quantised. Raises InvalidConfig for a precision of no bytes."""
+    def with_precision(
+        self, *, weight_bytes: float | None = None, kv_bytes: float | None = None, hidden_bytes: float | None = None
+    ) -> "ModelSpec":
+        """The same model at other precisions. Raises InvalidConfig for a precision of no bytes."""
         spec = replace(
             self,
             weight_bytes=self.weight_bytes if weight_bytes is None else weight_bytes,
             kv_bytes=self.kv_bytes if kv_bytes is None else kv_bytes,
+            hidden_bytes=self.hidden_bytes if hidden_bytes is None else hidden_bytes,
         )
-        if spec.weight_bytes <= 0 or spec.kv_bytes <= 0:
-            raise InvalidConfig("bytes per weight and per KV element must be more than zero")
+        if spec.weight_bytes <= 0 or spec.kv_bytes <= 0 or spec.hidden_bytes <= 0:
+            raise InvalidConfig("bytes per weight, per KV and per hidden element must be more than zero")
         return spec
 
     def _experts_of(self, layer: int) -> Experts | None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields, replace
 from shoal.errors import InvalidConfig
 from shoal.simulator.names import find
 
+_OVERHEADS = ("num_half_tokens", "layer_s", "step_s", "row_s", "request_s", "handoff_s", "transfer_step_s", "allreduce_s")
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -24,6 +26,8 @@ class Profile:
     num_half_tokens: float = 0.0  # rows at which linear layers reach half of e_g
     layer_s: float = 0.0  # t_layer
     step_s: float = 0.0  # t_step
+    row_s: float = 0.0  # t_row: per request of a decode step (sampling, bookkeeping)
+    request_s: float = 0.0  # t_request: router, reservation and reply, constant per request
     handoff_s: float = 0.005  # t_handoff: constant per request
     transfer_step_s: float = 1.6e-6  # extra latency of one layer's message, beside the link's own
     allreduce_s: float = 1e-5  # latency of one all-reduce among tensor-parallel ranks
@@ -33,7 +37,7 @@ class Profile:
         for share in ("gemm", "attention", "weight_read", "kv_read", "link", "memory"):
             if not 0 < getattr(self, share) <= 1:
                 raise InvalidConfig(f"profile {self.name}: {share} should lie in (0, 1], not {getattr(self, share)}")
-        for name in ("num_half_tokens", "layer_s", "step_s", "handoff_s", "transfer_step_s", "allreduce_s"):
+        for name in _OVERHEADS:
             if not getattr(self, name) >= 0:
                 raise InvalidConfig(f"profile {self.name}: {name} should be 0 or more, not {getattr(self, name)}")
 

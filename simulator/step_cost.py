@@ -99,7 +99,7 @@ class StepCost:
         """Formula 2 for a step through all L layers with the LM head, and what a colocated or beginning step adds.
 
         max(weight bytes/(BW·e_w), 2·n·weights/(F·e_g)) + kb·pairs/(BW·e_kv) + chunks' attention + L·t_layer + t_step +
-        all-reduces. The factor n/(n + n_half) of formula 1 applies when more than single rows take part.
+        B·t_row + all-reduces. The factor n/(n + n_half) of formula 1 applies when more than single rows take part.
         """
         model, machine, num_layers = self.model, self.machine, self.model.shape.num_layers
         num_full = work.num_rows + work.num_chunk_tokens
@@ -119,7 +119,7 @@ class StepCost:
         weights_s = read * model.weight_bytes / machine.weight_bytes_per_s
         kv_s = work.num_kv_layer_tokens * self.kv_pair_s
         attention_s = work.num_pairs * model.attention_pair_flops / machine.attention_flops_per_s
-        overhead_s = depth * machine.profile.layer_s + machine.profile.step_s
+        overhead_s = depth * machine.profile.layer_s + machine.profile.step_s + work.num_rows * machine.profile.row_s
         overhead_s += machine.allreduce_seconds(model, num_full + work.num_prefill_tokens, depth)
         return max(linear_s, weights_s) + kv_s + attention_s + overhead_s
 

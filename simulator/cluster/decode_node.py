@@ -4,7 +4,6 @@ While the batch stays as it is, many steps are one event: `Burst`. Whoever joins
 as the live loop would let it in. Nothing else is approximated by this.
 """
 
-import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,10 +14,13 @@ from shoal.placement.batching import Batcher, Chunk, TokenCursor
 from shoal.placement.cost import kv_layer_tokens_read, request_cost
 from shoal.placement.reservation import decode_reservation
 from shoal.placement.tables import KvLayout
+from shoal.simulator.cluster.burst import Burst
 from shoal.simulator.cluster.events import Event
 from shoal.simulator.cluster.histogram import LogHistogram
-from shoal.simulator.cluster.holders import Holders
+from shoal.simulator.cluster.holders import Holders, Wanted
 from shoal.simulator.cluster.job import Job
+from shoal.simulator.cluster.life import Life
+from shoal.simulator.cluster.prefix_cache import publish, query
 from shoal.simulator.step_cost import StepCost, StepWork
 from shoal.types import DType
 from shoal.visibility import VisibilityKind
@@ -29,7 +31,7 @@ _LONGEST_BURST: Final = 4096  # steps
 class Door(Protocol):
     """Who is told what becomes of a job."""
 
-    def reserved(self, job: Job, now: float) -> list[Event]: ...
+    def reserved_later(self, job: Job, now: float) -> Event: ...
 
     def finished(self, job: Job, now: float) -> list[Event]: ...
 
@@ -39,39 +41,11 @@ class Row:
     """One running request."""
 
     job: Job
-    num_generated: int = 0
+    num_generated: int = 0  # replayed ones included
+    has_begun: bool = False  # its prompt's decode tokens have been run here
     num_decode_run: int = 0  # decode tokens run: boundary and generated
     num_read: int = 0  # (token, layer) pairs its latest token reads
     last_token_s: float = 0.0
-
-
-@dataclass(slots=True)
-class Burst:
-    """`num_steps` equal steps but for the KV they read: step i takes base_s + slope_s · i."""
-
-    start_s: float
-    base_s: float
-    slope_s: float
-    num_steps: int
-    chunks: tuple[Chunk, ...]
-
-    def seconds(self, num_steps: int) -> float:
-        """Time of the first `num_steps` steps."""
-        return num_steps * self.base_s + self.slope_s * num_steps * (num_steps - 1) / 2
-
-    def steps_begun(self, now: float) -> int:
-        """Steps that have begun by `now`, at least 1."""
-        elapsed = now - self.start_s
-        if self.slope_s <= 1e-15:
-            guess = int(elapsed / self.base_s) + 1
-        else:
-            half = self.base_s - self.slope_s / 2
-            guess = int((math.sqrt(half * half + 2 * self.slope_s * elapsed) - half) / self.slope_s) + 1
-        while guess > 1 and self.seconds(guess - 1) > elapsed:
-            guess -= 1
-        while self.seconds(guess) < elapsed:
-            guess += 1
-        return max(1, guess)
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +59,7 @@ class DecodeNode:
     gaps: LogHistogram
     door: Door
     is_colocated: bool = False
+    life: Life = field(default_factory=Life)
     busy_s: float = 0.0
     row_seconds: float = 0.0
     prompt_s: float = 0.0  # of steps that carried prompt tokens (colocated)
@@ -102,15 +77,25 @@ class DecodeNode:
         shape, visibility = self.cost.model.shape, self.cost.visibility
         layout = KvLayout.of(shape.num_layers, visibility, job.num_prompt_tokens)
         size = decode_reservation(
-            shape, DType.BFLOAT16, self.holders.block_size, visibility, job.num_prompt_tokens, job.max_tokens
+            shape,
+            DType.BFLOAT16,
+            self.holders.block_size,
+            visibility,
+            job.num_prompt_tokens,
+            job.max_tokens - job.num_replayed,
+            num_replay_tokens=job.num_replayed,
         )
-        return self.holders.reserve(job, layout, size, now)
+        found = (
+            query(job, shape, visibility, self.holders.block_size, of_prefill=False) if self.holders.cache is not None else None
+        )
+        return self.holders.reserve(job, Wanted(layout, size, found), now)
 
     def begin(self, job: Job, now: float) -> list[Event]:
         """All KV the request needs is here (or, colocated, its prompt is due)."""
-        self._rows[job.key] = Row(job)
-        if self.cost.visibility.late and job.num_prefill_tokens:
-            self._projections.append((job, job.num_prefill_tokens))
+        self._rows[job.key] = Row(job, job.num_replayed)
+        num_projected = job.num_prefill_tokens - job.num_decode_cached if self.cost.visibility.late and not job.is_local else 0
+        if num_projected:
+            self._projections.append((job, num_projected))
         else:
             self._add(job)
         if not self._is_stepping:
@@ -121,14 +106,36 @@ class DecodeNode:
         """Tokens of a job sampled by `now`, those of a running burst included."""
         row = self._rows.get(job.key)
         if row is None:
-            return 0
+            return job.num_replayed
         running = self._burst.steps_begun(now) - 1 if self._burst is not None else 0
         return row.num_generated + running
 
+    def cancel(self, job: Job, now: float) -> list[Event]:
+        """The job's prefill leg has failed: it has no row yet."""
+        return self._admitted(self.holders.cancel(job, now), now)
+
+    def fail(self, now: float) -> None:
+        """The worker dies with all it holds. The front door knows whose requests were here."""
+        for key in list(self._rows):
+            self._batcher.remove(key)
+        self._rows.clear()
+        self._projections.clear()
+        self.holders.clear(now)
+        self._burst, self._is_stepping = None, False
+        self._plan += 1
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._rows)
+
+    @property
+    def mean_pairs_read(self) -> float:
+        """(token, layer) pairs that a row reads in a step; 0 without rows."""
+        return sum(row.num_read for row in self._rows.values()) / len(self._rows) if self._rows else 0.0
+
     def _add(self, job: Job) -> None:
-        num_done = 0 if self.is_colocated else job.num_prefill_tokens
-        num_prefill = job.num_prefill_tokens if self.is_colocated else 0
-        self._batcher.add(TokenCursor(job.key, num_prefill, num_known=job.num_prompt_tokens, num_computed=num_done))
+        num_done = job.num_decode_cached if job.is_local else job.num_prefill_tokens
+        self._batcher.add(TokenCursor(job.key, 0, num_known=job.num_known_tokens, num_computed=num_done))
 
     def _step(self, now: float) -> list[Event]:
         num_projected = self._take_projections()
@@ -139,13 +146,13 @@ class DecodeNode:
         self._plan += 1
         if num_projected or len(chunks) < len(self._batcher) or not all(self._runs(chunk) for chunk in chunks):
             seconds = self.cost.step_s(self._work(chunks, num_projected))
-            return [(now + seconds, partial(self._end_step, chunks, now))]
+            return [(now + seconds, partial(self._end_step, chunks, now, self._plan))]
         self._burst = self._plan_burst(chunks, now)
         return [(now + self._burst.seconds(self._burst.num_steps), partial(self._end_burst, self._plan))]
 
     def _runs(self, chunk: Chunk) -> bool:
         """Whether the chunk is the next single token of a request that has begun."""
-        return chunk.stop - chunk.start == 1 and self._rows[chunk.key].num_generated > 0
+        return chunk.stop - chunk.start == 1 and self._rows[chunk.key].has_begun
 
     def _take_projections(self) -> int:
         left = self.token_budget
@@ -162,24 +169,29 @@ class DecodeNode:
     def _work(self, chunks: Iterable[Chunk], num_projected: int) -> StepWork:
         rows = tokens = read = pairs = deep = prefill = 0
         for chunk in chunks:
-            row, size = self._rows[chunk.key], chunk.stop - chunk.start
+            row = self._rows[chunk.key]
             split = row.job.split
-            if chunk.start < split.num_prefill_tokens:  # colocated
-                prefill += size
-                pairs += self.cost.lower_pairs(chunk.start, chunk.stop)
+            if chunk.start < split.num_prefill_tokens:  # run here, not on a prefill worker
+                stop = min(chunk.stop, split.num_prefill_tokens)
+                prefill += stop - chunk.start
+                pairs += self.cost.lower_pairs(chunk.start, stop)
+            start = max(chunk.start, split.num_prefill_tokens)
+            size = chunk.stop - start
+            if size <= 0:
                 continue
-            samples = chunk.stop >= split.num_prompt_tokens
+            samples = chunk.stop >= row.job.num_known_tokens
             rows += samples
             tokens += size - samples
             read += self._read(row, row.num_decode_run + size)
-            if row.num_generated == 0 and chunk.start == split.num_prefill_tokens:
-                deep += split.num_anchor_tokens if self.cost.num_upper else 0
+            if not row.has_begun and start == split.num_prefill_tokens:
+                deep += max(0, split.num_anchor_tokens - row.job.num_decode_cached) if self.cost.num_upper else 0
                 pairs += self._boundary_pairs(row.job) if size > 1 else 0
+        num_projected += prefill if self.cost.visibility.late else 0
         return StepWork(rows, read, tokens, pairs, deep, num_projected, prefill)
 
     def _boundary_pairs(self, job: Job) -> int:
         shape = self.cost.model.shape
-        decode = request_cost(shape, self.cost.visibility, job.num_prompt_tokens, 1).decode
+        decode = request_cost(shape, self.cost.visibility, job.num_prompt_tokens, 1 + job.num_replayed).decode
         return decode.attention_flops // (4 * shape.num_heads * shape.head_dim)
 
     def _read(self, row: Row, num_decode_run: int) -> int:
@@ -233,8 +245,10 @@ class DecodeNode:
         self._account(len(burst.chunks), seconds, steps * len(burst.chunks))
         return events + self._step(now)
 
-    def _end_step(self, chunks: tuple[Chunk, ...], start_s: float, now: float) -> list[Event]:
+    def _end_step(self, chunks: tuple[Chunk, ...], start_s: float, plan: int, now: float) -> list[Event]:
         events: list[Event] = []
+        if plan != self._plan:
+            return events
         num_sampled = 0
         if any(chunk.start < self._rows[chunk.key].job.num_prefill_tokens for chunk in chunks):
             self.prompt_s += now - start_s
@@ -245,21 +259,32 @@ class DecodeNode:
             if chunk.start < split.num_prefill_tokens:
                 if row.job.prefill_start_s is None:
                     row.job.prefill_start_s = start_s
+                if chunk.stop < split.num_prefill_tokens:
+                    continue
+                row.job.prefill_end_s = now
                 if chunk.stop == split.num_prefill_tokens:
-                    row.job.prefill_end_s = now
-                continue
-            samples = chunk.stop >= split.num_prompt_tokens
-            if row.num_generated:
+                    continue
+            samples = chunk.stop >= row.job.num_known_tokens
+            if row.has_begun:
                 self.gaps.add(now - row.last_token_s, 1)
-            self._advance(row, chunk.stop - chunk.start, int(samples))
+            self._advance(row, chunk.stop - max(chunk.start, split.num_prefill_tokens), int(samples))
             if samples:
                 num_sampled += 1
-                if row.num_generated == 1:
-                    row.job.first_token_s = now
+                if not row.has_begun:
+                    row.has_begun = True
+                    self._publish(row.job)
+                    if row.job.first_token_s is None:
+                        row.job.first_token_s = now
                     events += self._states_done(row.job, now)
                 events += self._sampled(row, now)
         self._account(len(chunks), now - start_s, num_sampled)
         return events + self._step(now)
+
+    def _publish(self, job: Job) -> None:
+        cache, shape = self.holders.cache, self.cost.model.shape
+        if cache is not None and job.prefix_hashes:
+            tables, num_held = self.holders.tables(job), job.num_prompt_tokens
+            publish(cache, tables, job, shape, num_held, job.num_decode_cached, of_prefill=False)
 
     def _advance(self, row: Row, num_run: int, num_generated: int) -> None:
         row.num_read = self._read(row, row.num_decode_run + num_run)
@@ -285,7 +310,7 @@ class DecodeNode:
         return self._admitted(self.holders.release_states(job, now), now)
 
     def _admitted(self, jobs: Iterable[Job], now: float) -> list[Event]:
-        return [(now, partial(self.door.reserved, job)) for job in jobs]
+        return [self.door.reserved_later(job, now) for job in jobs]
 
     def _account(self, num_rows: int, seconds: float, num_tokens: int) -> None:
         self.busy_s += seconds

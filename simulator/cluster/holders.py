@@ -1,16 +1,18 @@
-"""Who holds a simulated worker's blocks, first come, first served. Blocks and sizes are placement's own code; knows no steps.
+"""Who holds a simulated worker's blocks, and who waits for them. Blocks and turns are placement's own code; knows no steps.
 
-The rule is the live worker's: at most `max_running` requests hold blocks, `max_queued` more wait, and nobody is passed by.
+As in the live worker at most `max_running` requests hold blocks and `max_queued` more wait; who is next, `FairQueue` says.
 """
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from shoal.errors import CapacityExceeded, InternalError
 from shoal.placement.blocks import BlockIds, BlockPool
+from shoal.placement.fair_queue import FairQueue
+from shoal.placement.prefix_cache import PrefixCache, PrefixHit, PrefixQuery
 from shoal.placement.reservation import ReservationSize, check_fits_ever
 from shoal.placement.tables import KvLayout, RequestTables
 from shoal.simulator.cluster.job import Job
+from shoal.types import USUAL_TURN
 
 
 @dataclass(slots=True)
@@ -19,6 +21,16 @@ class Holding:
 
     tables: RequestTables
     state_blocks: BlockIds
+    num_cached_tokens: int = 0  # of the prompt, shared with the prefix cache from the start
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a job would take."""
+
+    layout: KvLayout
+    size: ReservationSize
+    query: PrefixQuery | None = None
 
 
 @dataclass(slots=True)
@@ -30,29 +42,44 @@ class Holders:
     state_bytes_per_block: float
     max_running: int
     max_queued: int
+    cache: PrefixCache | None = None
     block_seconds: float = 0.0
     peak_blocks: int = 0
     _holdings: dict[str, Holding] = field(default_factory=dict)
-    _waiting: deque[tuple[Job, KvLayout, ReservationSize]] = field(default_factory=deque)
+    _waiting: FairQueue[Job] = field(default_factory=FairQueue)
+    _wanted: dict[Job, Wanted] = field(default_factory=dict)  # of those that wait
     _since_s: float = 0.0
 
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def reserve(self, job: Job, layout: KvLayout, size: ReservationSize, now: float) -> bool:
+    def reserve(self, job: Job, wanted: Wanted, now: float) -> bool:
         """True: the blocks are taken. False: the job waits and `release` will name it.
 
         Raises InvalidRequest when the whole pool would not do, CapacityExceeded when too many wait.
         """
+        size = wanted.size
         check_fits_ever(size, self.blocks.num_blocks)
-        if not self._waiting and self._fits(size):
-            self._take(job, layout, size, now)
+        if not len(self._waiting) and self._fits(wanted):
+            self._take(job, wanted, now)
             return True
         if len(self._waiting) >= self.max_queued:
             raise CapacityExceeded(f"{size.num_blocks} KV blocks needed, {len(self._waiting)} requests wait already; retry later")
-        self._waiting.append((job, layout, size))
+        self._waiting.push(job, USUAL_TURN, size.num_blocks + self._state_blocks(size))
+        if self._waiting.pop(lambda waiter: waiter is job and self._fits(wanted)) is not None:  # those before it do not fit
+            self._take(job, wanted, now)
+            return True
+        self._wanted[job] = wanted
         return False
+
+    def num_cached_tokens(self, job: Job) -> int:
+        """How much of a holding job's prompt was here before it."""
+        return self._holdings[job.key].num_cached_tokens
+
+    def tables(self, job: Job) -> RequestTables:
+        """Where a holding job's KV is."""
+        return self._holdings[job.key].tables
 
     def release_states(self, job: Job, now: float) -> list[Job]:
         """Give the blocks of deep states back; names the jobs whose turn has come."""
@@ -72,30 +99,75 @@ class Holders:
         holding.tables.release()
         return self._admit(now)
 
+    def cancel(self, job: Job, now: float) -> list[Job]:
+        """Take a job out, holding or waiting; names the jobs whose turn has come. Harmless when it is not here."""
+        if job.key in self._holdings:
+            return self.release(job, now)
+        self._waiting.discard(job)
+        self._wanted.pop(job, None)
+        return self._admit(now)
+
+    def clear(self, now: float) -> None:
+        """The worker has died: nothing is held and nobody waits."""
+        self._account(now)
+        self._waiting, self._wanted = FairQueue(), {}
+        if self.cache is not None:
+            self.cache.clear()
+        for holding in self._holdings.values():
+            self.blocks.release(holding.state_blocks)
+            holding.tables.release()
+        self._holdings.clear()
+
+    @property
+    def reserved_share(self) -> float:
+        """Of all blocks."""
+        return self.blocks.num_used / self.blocks.num_blocks
+
     def check_idle(self) -> None:
         """Raise InternalError unless every block is free and nobody waits: the state when all requests have ended."""
-        if self._holdings or self._waiting or self.blocks.num_used:
+        if self._holdings or len(self._waiting) or self.blocks.num_used:
             raise InternalError(f"{len(self._holdings)} requests hold and {len(self._waiting)} wait, and all have ended")
 
     def _admit(self, now: float) -> list[Job]:
-        admitted = []
-        while self._waiting and self._fits(self._waiting[0][2]):
-            job, layout, size = self._waiting.popleft()
-            self._take(job, layout, size, now)
+        admitted: list[Job] = []
+        while len(self._waiting) and len(self._holdings) < self.max_running:
+            job = self._waiting.pop(lambda waiter: self._fits(self._wanted[waiter]))
+            if job is None:
+                break
+            self._take(job, self._wanted.pop(job), now)
             admitted.append(job)
         return admitted
 
-    def _fits(self, size: ReservationSize) -> bool:
-        return len(self._holdings) < self.max_running and size.num_blocks + self._state_blocks(size) <= self.blocks.num_free
+    def _fits(self, wanted: Wanted) -> bool:
+        if len(self._holdings) >= self.max_running:
+            return False
+        return self._has_room(wanted.size, self._match(wanted)) or self._has_room(wanted.size, None)
+
+    def _match(self, wanted: Wanted) -> PrefixHit | None:
+        return None if self.cache is None or wanted.query is None else self.cache.match(wanted.query)
+
+    def _has_room(self, size: ReservationSize, hit: PrefixHit | None) -> bool:
+        """As the live worker counts: what is shared needs no room, and nothing that is shared or to be copied may be given up."""
+        needed = size.num_blocks + self._state_blocks(size)
+        if hit is None:
+            return needed <= self.blocks.num_available
+        shared, cached = hit.blocks.reshape(-1), self.blocks.count_cached
+        return needed - len(shared) <= self.blocks.num_available - cached(shared) - cached(hit.sources)
 
     def _state_blocks(self, size: ReservationSize) -> int:
         return int(-(-size.num_deep_state_bytes // self.state_bytes_per_block)) if size.num_deep_state_bytes else 0
 
-    def _take(self, job: Job, layout: KvLayout, size: ReservationSize, now: float) -> None:
+    def _take(self, job: Job, wanted: Wanted, now: float) -> None:
         self._account(now)
-        tables = RequestTables(self.blocks, self.block_size, layout)
+        size, hit = wanted.size, self._match(wanted)
+        if hit is not None and not self._has_room(size, hit):
+            hit = None
+        tables = RequestTables(self.blocks, self.block_size, wanted.layout)
+        if hit is not None:
+            tables.share(hit.blocks)
         tables.reserve(size.num_lower_slots, size.num_upper_slots)
-        self._holdings[job.key] = Holding(tables, self.blocks.allocate(self._state_blocks(size)))
+        states = self.blocks.allocate(self._state_blocks(size))
+        self._holdings[job.key] = Holding(tables, states, 0 if hit is None else hit.num_tokens)
         self.peak_blocks = max(self.peak_blocks, self.blocks.num_used)
 
     def _account(self, now: float) -> None:

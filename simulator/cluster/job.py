@@ -27,7 +27,11 @@ class Job:
     prefix_hashes: tuple[int, ...] = ()
     hash_tokens: int = 512
     num_cached_tokens: int = 0  # found in the prefill worker's prefix cache
+    num_decode_cached: int = 0  # c: found in the decode worker's
+    is_local: bool = False  # its decode worker runs the prompt too
     num_retries: int = 0
+    attempt: int = 0  # events of earlier ones are void
+    num_replayed: int = 0  # tokens generated on workers that are gone: run again as decode tokens
     prefill_debt: int = 0  # token-layers, as the router counts what it has sent
     decode_debt: int = 0
     decode: "DecodeNode | None" = None
@@ -40,6 +44,21 @@ class Job:
     first_token_s: float | None = None
     finish_s: float | None = None
     wire_bytes: float = 0.0
+
+    def begin_again(self, num_generated: int) -> None:
+        """Forget the workers that had it. A key of its own tells the attempt's chunks from those of the one before."""
+        self.attempt += 1
+        self.num_retries += 1
+        self.num_replayed = num_generated
+        self.key = f"{self.index}.{self.attempt}"
+        self.decode = self.prefill = self.flow = None
+        self.num_cached_tokens = self.num_decode_cached = 0
+        self.reserved_s = self.prefill_end_s = self.delivered_s = None
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Prompt and replayed tokens: what is run before the next one is sampled."""
+        return self.split.num_prompt_tokens + self.num_replayed
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -45,6 +45,10 @@ class Flow:
         return min(self.source.bytes_per_s, self.sink.bytes_per_s)
 
 
+def _nothing(now: float) -> Iterable[Event]:
+    return ()
+
+
 class Network:
     """All flows that have bytes to send now."""
 
@@ -63,6 +67,17 @@ class Network:
             for port in flow.ports:
                 port.num_busy += 1
         flow.pending_bytes += num_bytes
+        return self._replan(now)
+
+    def cancel(self, flow: Flow, now: float) -> list[Event]:
+        """An end of the flow is gone: send no more of it, and never say that it is done."""
+        self._settle(now)
+        flow.done = _nothing
+        if flow.is_busy:
+            self._busy.remove(flow)
+            flow.is_busy = False
+            for port in flow.ports:
+                port.num_busy -= 1
         return self._replan(now)
 
     def close(self, flow: Flow, now: float) -> list[Event]:

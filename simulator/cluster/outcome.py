@@ -50,6 +50,7 @@ class RequestLog:
     wire_bytes: float = 0.0
     last_finish_s: float = 0.0
     num_retries: int = 0
+    num_resumed: int = 0  # served, and had been on a worker that died
 
     def __post_init__(self) -> None:
         if self.lines is not None:
@@ -71,6 +72,7 @@ class RequestLog:
         if job.delivered_s is not None and job.prefill_end_s is not None:
             exposed = job.delivered_s - job.prefill_end_s
             self.exposed_s.append(exposed)
+        self.num_resumed += job.attempt > 0
         self.ttft_s.append(ttft)
         self.queueing_s.append(queueing)
         if tpot is not None:
@@ -80,7 +82,7 @@ class RequestLog:
         self.num_within_slo += ttft <= self.slo.ttft_s and (tpot is None or tpot <= self.slo.tpot_s)
         self.num_prompt_tokens += job.num_prompt_tokens
         self.num_output_tokens += job.num_output_tokens
-        self.num_cached_tokens += job.num_cached_tokens
+        self.num_cached_tokens += max(job.num_cached_tokens, job.num_decode_cached)
         self.wire_bytes += job.wire_bytes
         self.last_finish_s = max(self.last_finish_s, job.finish_s)
         self._write(job, queueing, exposed, ttft, tpot, "")
@@ -104,7 +106,7 @@ class RequestLog:
         seconds = (queueing, prefill_s, exposed, ttft, tpot, job.finish_s)
         cells = ["" if value is None else f"{value:.6f}" for value in seconds]
         workers = [job.decode.name if job.decode else "", job.prefill.name if job.prefill else ""]
-        counts = [job.num_prompt_tokens, job.num_output_tokens, job.num_cached_tokens]
+        counts = [job.num_prompt_tokens, job.num_output_tokens, max(job.num_cached_tokens, job.num_decode_cached)]
         row = [job.index, f"{job.arrival_s:.6f}", *counts, *workers, *cells, round(job.wire_bytes), refusal]
         csv.writer(self.lines, lineterminator="\n").writerow(row)
 
@@ -152,6 +154,15 @@ class Resource:
 
 
 @dataclass(frozen=True, slots=True)
+class Resized:
+    """A pool has another size from now on."""
+
+    at_s: float
+    pool: str
+    num_workers: int
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """The result. Times in seconds; gaps (ITL) are kept to 1 %."""
 
@@ -181,3 +192,6 @@ class Outcome:
     ttft_curve_s: tuple[float, ...]  # at 0, 2.5, 5 … 100 % of the finished requests
     tpot_curve_s: tuple[float, ...]
     gave_up: bool  # ended early: figures are of what had finished by then
+    num_deaths: int = 0  # of workers
+    num_resumed: int = 0  # requests that finished on another worker than the one that died
+    resized: tuple[Resized, ...] = ()  # by autoscaling

@@ -62,9 +62,16 @@ def summary_lines(spec: ClusterSpec, outcome: Outcome) -> list[str]:
         f"{outcome.wire_bytes / 1e9:,.1f} GB over the links, {100 * outcome.cached_share:.1f}% of prompt tokens cached",
         f"fullest resource: {outcome.bottleneck}",
     ]
+    if outcome.num_deaths:
+        lines.append(f"{outcome.num_deaths} workers died, {outcome.num_resumed:,} requests went on elsewhere")
+    for pool in dict.fromkeys(each.pool for each in outcome.resized):
+        sizes = [each for each in outcome.resized if each.pool == pool]
+        shown = ", ".join(f"{each.num_workers} at {each.at_s:,.0f} s" for each in sizes[:8])
+        lines.append(f"{pool} resized {len(sizes)} times: {shown}{', …' if len(sizes) > 8 else ''}")
     if outcome.usd_per_hour is not None and outcome.usd_per_million_output is not None:
+        gpus = f"{outcome.num_gpus} GPUs{' at the start' if outcome.resized else ''}"
         lines.append(
-            f"{outcome.num_gpus} GPUs, {outcome.usd_per_hour:.2f} USD/h: {outcome.usd_per_million_output:.3f} USD per million "
+            f"{gpus}, {outcome.usd_per_hour:.2f} USD/h: {outcome.usd_per_million_output:.3f} USD per million "
             f"output tokens, {outcome.usd_per_million_tokens:.3f} per million tokens of both kinds"
         )
     return lines

@@ -27,13 +27,16 @@ class Shipments:
 
     cost: StepCost
 
-    def chunk(self, split: PromptSplit, start: int, stop: int) -> ChunkBytes:
-        """Tokens [start, stop) of a prompt: layers 0 … K−2 early; layer K−1, upper KV (`pop`) and deep states last."""
+    def chunk(self, split: PromptSplit, start: int, stop: int, num_cached: int = 0) -> ChunkBytes:
+        """Tokens [start, stop) of a prompt: layers 0 … K−2 early; layer K−1, upper KV (`pop`) and deep states last.
+
+        Decode holds the first `num_cached`, and start is not before them.
+        """
         model = self.cost.model
         token_bytes = model.kv_token_bytes * self.cost.machine.replication(model)
         early, num_early = self._tokens(self._early_windows, split, start, stop)
         last, num_last = self._tokens(self._last_windows, split, start, stop)
-        states = self._num_states(split, start, stop)
+        states = self._num_states(split, start, stop, num_cached)
         state_bytes = states * model.shape.hidden_size * model.hidden_bytes
         return ChunkBytes(early * token_bytes, last * token_bytes + state_bytes, num_early + num_last + (states > 0))
 
@@ -47,9 +50,9 @@ class Shipments:
             layers += count if tokens else 0
         return total, layers
 
-    def _num_states(self, split: PromptSplit, start: int, stop: int) -> int:
+    def _num_states(self, split: PromptSplit, start: int, stop: int, num_cached: int) -> int:
         shape, visibility = self.cost.model.shape, self.cost.visibility
-        num_states = num_deep_states(shape, visibility, split.num_prompt_tokens)
+        num_states = num_deep_states(shape, visibility, split.num_prompt_tokens, num_cached)
         end = split.num_prefill_tokens if visibility.late else split.num_anchor_tokens
         return max(0, min(stop, end) - max(start, end - num_states))
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 
 from shoal.errors import InvalidConfig
+from shoal.placement.autoscale import AutoscalePolicy
+from shoal.placement.disaggregate import NEVER_LOCAL, DisaggregationRule
 from shoal.simulator.hardware import Link
 from shoal.simulator.machine import Machine
 from shoal.simulator.model_spec import ModelSpec
@@ -40,6 +42,45 @@ class Slo:
 
 
 @dataclass(frozen=True, slots=True)
+class AutoscaleSpec:
+    """Bounds of the pools that scale (None: it keeps its size), and how fast workers come. Only a pool's first kind is added."""
+
+    prefill: AutoscalePolicy | None = None
+    decode: AutoscalePolicy | None = None
+    interval_s: float = 5.0
+    start_s: float = 30.0  # until a new worker serves
+
+    def __post_init__(self) -> None:
+        if not self.interval_s > 0 or self.start_s < 0:
+            raise InvalidConfig("autoscaling needs an interval above 0 and a start time of 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One worker's death at a given time."""
+
+    at_s: float
+    worker: str
+
+    def __post_init__(self) -> None:
+        if not self.at_s >= 0:
+            raise InvalidConfig(f"worker {self.worker} cannot fail at {self.at_s} s")
+
+
+@dataclass(frozen=True, slots=True)
+class FailureSpec:
+    """Planned deaths, and deaths by chance: exponential times with a mean of `mtbf_s` of uptime per worker."""
+
+    planned: tuple[Failure, ...] = ()
+    mtbf_s: float | None = None
+    restart_s: float = 30.0  # until the worker serves again, empty
+
+    def __post_init__(self) -> None:
+        if (self.mtbf_s is not None and not self.mtbf_s > 0) or not self.restart_s > 0:
+            raise InvalidConfig("the mean time between failures and the time of a restart must be more than zero")
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSpec:
     """No prefill pool means colocated: every worker of `decode` runs prompts and answers."""
 
@@ -51,18 +92,21 @@ class ClusterSpec:
     num_nics: int | None = None  # per worker; None: one per GPU
     fabric_bytes_per_s: float | None = None  # what all flows share; None: not limited
     block_size: int = 16
-    prefix_cache_share: float = 0.0  # of a prefill worker's KV pool, for cached prefixes
+    prefill_cache: bool = False  # prefill workers keep prefixes: saves compute
+    decode_cache: bool = False  # decode workers do: saves the transfer, and all of prefill where nothing is due
     reserve_tokens: int | None = None  # the max_tokens clients ask for; None: exactly what they will get
-    max_retries: int = 2  # on other workers, when one is full
+    max_retries: int = 2  # on other workers, when one is full or has died
     slo: Slo = field(default_factory=Slo)
+    disaggregation: DisaggregationRule = NEVER_LOCAL  # which prompts decode workers run themselves
+    local_fallback: bool = False  # all of them while no prefill worker is up
+    failures: FailureSpec | None = None
+    autoscale: AutoscaleSpec | None = None
 
     def __post_init__(self) -> None:
         if not self.decode:
             raise InvalidConfig("a cluster needs at least one decode (or colocated) worker")
         if self.prefill and self.link is None:
             raise InvalidConfig("prefill and decode workers need a link between them")
-        if not 0 <= self.prefix_cache_share < 1:
-            raise InvalidConfig(f"the prefix cache's share must lie in [0, 1), not {self.prefix_cache_share}")
         if self.fabric_bytes_per_s is not None and not self.fabric_bytes_per_s > 0:
             raise InvalidConfig("the fabric's bandwidth must be more than zero")
         if self.reserve_tokens is not None and self.reserve_tokens < 1:
@@ -73,6 +117,11 @@ class ClusterSpec:
     @property
     def is_colocated(self) -> bool:
         return not self.prefill
+
+    @property
+    def request_s(self) -> float:
+        """t_request of the door, which knows one profile only: the first pool's."""
+        return (self.prefill or self.decode)[0].machine.profile.request_s
 
     @property
     def num_gpus(self) -> int:

@@ -61,6 +61,10 @@ class Family:
     def is_colocated(self) -> bool:
         return self.prefill is None
 
+    def in_words(self, cost: float) -> str:
+        """A cost with its unit."""
+        return f"{cost:.2f} USD per hour" if self.spec(1, 1).usd_per_hour is not None else f"{cost:g} GPUs (no prices)"
+
     def cost(self, num_prefill: int, num_decode: int) -> tuple[float, int]:
         """(USD per hour, or the number of GPUs where a price is missing; GPUs)."""
         spec = self.spec(max(1, num_prefill), num_decode)

@@ -1,10 +1,10 @@
 """Finds, for every family, the fewest workers that meet the targets, and the best of all. Knows bounds and outcomes only.
 
-Per family the search starts at the bound and adds a worker to the pool that misses its target (TTFT: prefill; TPOT, or no room:
-decode) until both are met, then tries to take one away from either pool. Every judgement is a simulation.
+Per family (worker_counts.py) the search starts at the bound and adds workers to the pool that misses its target until both are
+met, then looks at every cheaper pair of numbers that no failure of a larger pair rules out. Every judgement is a simulation.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal.errors import InvalidConfig
@@ -13,6 +13,7 @@ from shoal.simulator.cluster.simulate import simulate
 from shoal.simulator.planning.bounds import Bounds, bounds
 from shoal.simulator.planning.candidates import Family, Options, families, not_yet_runnable
 from shoal.simulator.planning.demand import Demand
+from shoal.simulator.planning.worker_counts import Numbers, fewest
 
 _PRUNE_FACTOR = 2.0  # of the cheapest plan so far; dearer families are not simulated
 
@@ -36,6 +37,11 @@ class Plan:
     def cost(self) -> float:
         """USD per hour, or GPUs where a price is missing."""
         return self.family.cost(self.num_prefill, self.num_decode)[0]
+
+    @property
+    def price(self) -> str:
+        """The cost in words."""
+        return self.family.in_words(self.cost)
 
     @property
     def num_gpus(self) -> int:
@@ -100,12 +106,12 @@ def search(options: Options, demand: Demand, *, seed: int = 0, watch: Watch | No
         if not reason and gpus > options.max_gpus:
             reason = f"needs at least {gpus} GPUs, more than the {options.max_gpus} allowed"
         if not reason and cheapest is not None and cost > _PRUNE_FACTOR * cheapest:
-            reason = f"costs at least {cost:.2f} per hour, more than {_PRUNE_FACTOR:g} times the cheapest plan so far"
+            reason = f"costs at least {family.in_words(cost)}, more than {_PRUNE_FACTOR:g} times the cheapest plan so far"
         if reason:
             rejections.append(Rejection(family, limit, reason))
             continue
         ceiling = None if cheapest is None else _PRUNE_FACTOR * cheapest
-        found = list(_climb(family, limit, options, demand, seed, ceiling))
+        found = list(_plans(family, limit, options, demand, seed, ceiling))
         num_simulated += len(found)
         good = [plan for plan in found if plan.meets]
         plans += good or found[-1:]
@@ -139,36 +145,30 @@ def evaluate(
     return Plan(family, num_prefill, num_decode, outcome, ttft_s, tpot_s, meets, not_yet_runnable(family))
 
 
-def _climb(family: Family, limit: Bounds, options: Options, demand: Demand, seed: int, ceiling: float | None) -> Iterator[Plan]:
-    """Up from the bound until the targets are met, or GPUs or the ceiling of cost are reached; then down while they are."""
-    tried: dict[tuple[int, int], Plan] = {}
+def _plans(family: Family, limit: Bounds, options: Options, demand: Demand, seed: int, ceiling: float | None) -> list[Plan]:
+    """Every cluster of a family that was simulated, the last one among the nearest to the targets."""
+    tried: dict[Numbers, Plan] = {}
 
-    def judged(num_prefill: int, num_decode: int) -> Plan:
-        key = (num_prefill, num_decode)
-        if key not in tried:
-            tried[key] = evaluate(family, num_prefill, num_decode, demand, options.quantile, seed)
-        return tried[key]
+    def judged(numbers: Numbers) -> Plan:
+        if numbers not in tried:
+            tried[numbers] = evaluate(family, *numbers, demand, options.quantile, seed)
+        return tried[numbers]
 
-    plan = judged(limit.num_prefill, limit.num_decode)
-    while not plan.meets:
-        more_prefill, more_decode = _short_of(plan, family)
-        num_prefill, num_decode = plan.num_prefill + more_prefill, plan.num_decode + more_decode
-        cost, gpus = family.cost(num_prefill, num_decode)
-        if gpus > options.max_gpus or (ceiling is not None and cost > ceiling):
-            break
-        plan = judged(num_prefill, num_decode)
-    while plan.meets:
-        less = [(plan.num_prefill - 1, plan.num_decode), (plan.num_prefill, plan.num_decode - 1)]
-        floor = 0 if family.is_colocated else 1
-        smaller = [judged(p, d) for p, d in less if p >= floor and d >= 1 and (p, d) != (plan.num_prefill, plan.num_decode)]
-        better = [other for other in smaller if other.meets]
-        if not better:
-            break
-        plan = min(better, key=lambda other: other.cost)
-    yield from tried.values()
+    def allowed(numbers: Numbers) -> bool:
+        cost, gpus = family.cost(*numbers)
+        return gpus <= options.max_gpus and (ceiling is None or cost <= ceiling)
+
+    fewest(
+        (limit.num_prefill, limit.num_decode),
+        judge=lambda numbers: judged(numbers).meets,
+        short_of=lambda numbers: _short_of(judged(numbers), family),
+        cost=lambda numbers: family.cost(*numbers)[0],
+        allowed=allowed,
+    )
+    return list(tried.values())
 
 
-def _short_of(plan: Plan, family: Family) -> tuple[int, int]:
+def _short_of(plan: Plan, family: Family) -> Numbers:
     """How many prefill and decode workers to add, by what was missed; at least one. Larger misses add more at once."""
     slo = family.slo
     if family.is_colocated:

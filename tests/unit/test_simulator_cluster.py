@@ -16,13 +16,12 @@ from shoal.simulator.cluster import decode_node, front_door
 from shoal.simulator.cluster.events import EventLoop
 from shoal.simulator.cluster.network import Flow, Network, Port
 from shoal.simulator.cluster.outcome import Outcome
-from shoal.simulator.cluster.prefix_cache import PrefixCache
 from shoal.simulator.cluster.shipment import Shipments
 from shoal.simulator.cluster.simulate import simulate
-from shoal.simulator.cluster.spec import ClusterSpec, PoolSpec, Slo, num_kv_blocks
+from shoal.simulator.cluster.spec import ClusterSpec, Failure, FailureSpec, PoolSpec, Slo, num_kv_blocks
 from shoal.simulator.machine import Machine
 from shoal.simulator.profiles import PROFILES
-from shoal.simulator.request_cost import request_alone
+from shoal.simulator.request_cost import colocated_ttft_s, request_alone
 from shoal.simulator.step_cost import StepCost
 from shoal.simulator.transfer_cost import Wire, handoff_bytes
 from shoal.simulator.workload.distributions import Arrivals, Lengths, drawn
@@ -203,15 +202,53 @@ def test_prefix_cache_saves_prefill_and_ships_all_the_same() -> None:
     hashes = tuple(range(8))
     requests = [SimRequest(float(second), 4097, 5, hashes) for second in range(10)]
     plain = simulate(cluster(), iter(requests))
-    cached = simulate(cluster(prefix_cache_share=0.3), iter(requests))
+    cached = simulate(cluster(prefill_cache=True), iter(requests))
     assert cached.cached_share == pytest.approx(0.9 * 4095 / 4097, rel=1e-3) and plain.cached_share == 0
     assert cached.wire_bytes == plain.wire_bytes
     assert cached.ttft_s.p50 is not None and plain.ttft_s.p50 is not None and cached.ttft_s.p50 < plain.ttft_s.p50
-    cache = PrefixCache(2)
-    cache.insert((1, 2, 3))
-    assert cache.num_hits((1, 2, 3)) == 2 and cache.num_hits((2,)) == 1
-    cache.insert((9,))
-    assert cache.num_hits((1, 2)) == 1  # the deeper block went first
+
+
+@pytest.mark.parametrize("text", KINDS)
+@pytest.mark.parametrize("model", [LLAMA, GEMMA])
+def test_a_prefix_on_the_decode_side_is_not_shipped_again(text: str, model: object) -> None:
+    shared, own = tuple(range(6)), (91, 92)
+    requests = [
+        SimRequest(0.0, 4096, 5, (*shared, *own)),
+        SimRequest(9.0, 4096, 5, (*shared, 93, 94)),
+        SimRequest(18.0, 4096, 5, (*shared, *own)),
+    ]
+    spec = cluster(text, model=model, decode_cache=True)
+    lines = io.StringIO()
+    outcome = simulate(spec, iter(requests), lines=lines)
+    rows = [row.split(",") for row in lines.getvalue().splitlines()[1:]]
+    held = [int(row[4]) for row in rows]
+    num_prefill = spec.visibility.split(4096).num_prefill_tokens
+    has_windows = bool(spec.model.shape.windows)
+    assert held[0] == 0
+    if text.startswith("pop") and has_windows:
+        assert (
+            held[2] == 0
+        )  # pop keeps whole blocks of prefill tokens, and at their end a window layer no longer has all it needs
+    else:
+        assert held[2] in (num_prefill, num_prefill // 16 * 16)
+    assert held[1] == (0 if has_windows else 6 * 512)  # a window layer holds its last tokens only: not those before the fork
+    shipped = [int(row[-2]) for row in rows]
+    assert shipped == [round(handoff_bytes(spec.model, spec.visibility, 4096, num_cached=c).total) for c in held]
+    if held[2] == num_prefill:
+        assert rows[2][6] == "" and shipped[2] == 0  # prefill was not called
+    assert outcome.num_finished == 3
+
+
+def test_caches_give_way_to_requests_and_die_with_their_worker() -> None:
+    requests = [SimRequest(0.4 * index, 4096, 5, tuple(range(8 * (index % 40), 8 * (index % 40) + 8))) for index in range(120)]
+    small = replace(MACHINE, profile=MACHINE.profile.changed(memory=0.35))
+    pools = {"prefill": (PoolSpec(small, 1),), "decode": (PoolSpec(small, 1),)}
+    roomy = simulate(cluster(decode_cache=True, prefill_cache=True), iter(requests))
+    tight = simulate(replace(cluster(decode_cache=True, prefill_cache=True), **pools), iter(requests))  # type: ignore[arg-type]
+    assert roomy.cached_share > 0.6 > tight.cached_share and tight.num_finished == 120
+    deaths = FailureSpec((Failure(20.0, "decode-0-0"), Failure(20.0, "prefill-0-0")), restart_s=0.1)
+    bereft = simulate(cluster(decode_cache=True, prefill_cache=True, failures=deaths), iter(requests))
+    assert bereft.cached_share < roomy.cached_share
 
 
 def test_shallow_prefill_workers_have_more_room_for_kv() -> None:
@@ -233,3 +270,12 @@ def test_a_mutated_placement_rule_changes_the_simulation(monkeypatch: pytest.Mon
         patched.setattr(Batcher, "_cut_chunks", lambda self, waiting, *rest: cut(self, waiting[::-1], *rest)[::-1])
         assert asdict(simulate(spec, load(rate=40))) != asdict(honest)
     assert asdict(simulate(spec, load(rate=40))) == asdict(honest)
+
+
+@pytest.mark.parametrize("text", ["full", "full:boundary=9", "speed:24", "speed:24:anchors=4:boundary=5", "pop:22"])
+@pytest.mark.parametrize("num_tokens", [700, 2048, 5000])
+def test_a_prompt_alone_on_a_colocated_worker_takes_what_the_bound_says(text: str, num_tokens: int) -> None:
+    spec = cluster(text, prefill=0)
+    outcome = simulate(spec, iter([SimRequest(0.0, num_tokens, 2)]))
+    alone = colocated_ttft_s(StepCost(LLAMA, MACHINE, spec.visibility), num_tokens, 2048)
+    assert outcome.ttft_s.p50 == pytest.approx(alone, rel=1e-3)

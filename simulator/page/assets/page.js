@@ -45,7 +45,7 @@
       ] },
       options: {
         onClick: (_, hits) => { const hit = hits.find((each) => each.datasetIndex < 3); if (hit) show(charts.get(id).data.datasets[hit.datasetIndex].data[hit.index].index); },
-        scales: { x: axis(report.cost_unit), y: axis(label, { type: "logarithmic" }) },
+        scales: { x: axis(report.cost_unit, { grace: "5%" }), y: axis(label, { type: "logarithmic" }) },
         plugins: { legend: { labels: { boxWidth: 12 } }, tooltip: { filter: (item) => item.datasetIndex < 3, callbacks: { label: (item) => `${report.plans[item.raw.index].name}: ${number(item.raw.y)} ms` } } },
       },
     });
@@ -107,8 +107,9 @@
     draw("resources", {
       type: "bar",
       data: { labels: plan.resources.map((row) => row.resource), datasets: [
-        { label: "mean", data: plan.resources.map((row) => 100 * row.mean_share), backgroundColor: plan.resources.map((row) => row.resource === plan.fullest ? BAD : SEA) },
-        { label: "peak", data: plan.resources.map((row) => row.peak_share === null ? null : 100 * row.peak_share), backgroundColor: PALE },
+        { label: "mean", data: plan.resources.map((row) => row.resource === plan.fullest ? null : 100 * row.mean_share), backgroundColor: SEA, skipNull: true },
+        { label: "mean of the fullest", data: plan.resources.map((row) => row.resource === plan.fullest ? 100 * row.mean_share : null), backgroundColor: BAD, skipNull: true },
+        { label: "peak", data: plan.resources.map((row) => row.peak_share === null ? null : 100 * row.peak_share), backgroundColor: PALE, skipNull: true },
       ] },
       options: { indexAxis: "y", scales: { x: axis("%", { min: 0, max: 100 }) }, plugins: { legend: { labels: { boxWidth: 12 } } } },
     });
@@ -120,7 +121,7 @@
     at("asked").replaceChildren();
     Object.entries(report.asked).forEach(([name, value]) => { const cell = element("div", undefined, at("asked")); element("dt", name, cell); element("dd", value, cell); });
     at("pick").replaceChildren();
-    report.plans.forEach((plan, index) => { element("option", `${plan.name} (${number(plan.cost)})${plan.meets ? "" : ", misses"}`, at("pick")).value = String(index); });
+    report.plans.forEach((plan, index) => { element("option", `${plan.name} (${number(plan.cost)} ${report.cost_unit})${plan.meets ? "" : ", misses"}`, at("pick")).value = String(index); });
     at("pick").onchange = (event) => show(report, Number(event.target.value));
     const costs = report.plans.map((plan) => plan.cost);
     const line = (value) => [{ x: Math.min(...costs), y: value }, { x: Math.max(...costs), y: value }];

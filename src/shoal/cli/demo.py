@@ -1,11 +1,8 @@
 """`shoal demo`: a cluster on free ports, answers under several visibilities, and what each cost. Fails when a count is off."""
 
 import asyncio
-import contextlib
 import signal
 import sys
-from collections import deque
-from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import click
@@ -16,9 +13,9 @@ from rich.text import Text
 from shoal.cli.demo_prompts import LONG, SHORT
 from shoal.cli.demo_report import Answer, print_blocks, print_bytes, print_times
 from shoal.cli.failure import told_in_one_line
+from shoal.cli.own_cluster import own_cluster
 from shoal.cli.preflight import check
-from shoal.cli.progress import StartProgress
-from shoal.cli.supervisor import ClusterFailed, Listeners, Supervisor
+from shoal.cli.supervisor import ClusterFailed
 from shoal.config.serve import ServeConfig, parse_list
 from shoal.model_files import DEFAULT_MODEL
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
@@ -65,7 +62,7 @@ async def _demo(config: ServeConfig, shape: ModelShape, max_tokens: int, console
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(signum, task.cancel)
     try:
-        async with _cluster(config, console) as address, open_channel(address) as channel:
+        async with own_cluster(config, console) as address, open_channel(address) as channel:
             stub = shoal_pb2_grpc.ShoalStub(channel)
             await _ask(stub, LONG, config.visibilities[0], 4, None)  # warm-up: first contact between the pair, caches
             answers: dict[str, list[Answer]] = {"long": [], "short": []}
@@ -93,26 +90,6 @@ async def _demo(config: ServeConfig, shape: ModelShape, max_tokens: int, console
         return ["interrupted"]
     except grpc.aio.AioRpcError as error:
         raise error_from_rpc(error) from error
-
-
-@contextlib.asynccontextmanager
-async def _cluster(config: ServeConfig, console: Console) -> AsyncIterator[str]:
-    """A running cluster's address. Its logs are shown only when it fails."""
-    log: deque[str] = deque(maxlen=30)
-    progress = StartProgress(console)
-    supervisor = Supervisor(config, Listeners(progress.on_event, log.append))
-    try:
-        console.print(f"Starting a cluster for [bold]{config.model}[/bold]: Ray, a prefill worker, a decode worker, a router.")
-        await supervisor.start()
-        progress.close()
-        yield supervisor.address
-    except ClusterFailed:
-        for line in log:
-            console.print(line, markup=False, highlight=False, soft_wrap=True, style="dim")
-        raise
-    finally:
-        progress.close()
-        await supervisor.stop()
 
 
 async def _ask(stub: Any, prompt: str, visibility: str, max_tokens: int, console: Console | None) -> shoal_pb2.GenerateComplete:

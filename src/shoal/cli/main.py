@@ -20,6 +20,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {  # name: (module:attribute, what
     "restart": ("shoal.cli.scale:restart", "Replace every worker of a running cluster, a few at a time."),
     "token": ("shoal.cli.token:token", "Make a token for a tenant."),
     "transfer-cost": ("shoal.cli.transfer_cost:transfer_cost", "What the handoff of a prompt costs under each visibility."),
+    "calibrate": ("shoal.cli.calibrate:calibrate", "Measure running workers and fit a profile for planning to them."),
     "models": ("shoal.cli.models:models", "List the models that can be opened by name."),
     "plan": ("shoal.cli.plan:plan", "The cheapest cluster for a workload and its targets, or why there is none."),
     "simulate": ("shoal.cli.simulate:simulate", "Simulate a cluster under a trace or drawn requests."),

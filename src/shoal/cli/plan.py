@@ -13,7 +13,7 @@ from rich.console import Console
 
 from shoal.cli.plan_search import PlanRow, Solved, advice_of, rejected, row_of, solve
 from shoal.cli.plan_server import serve_pages
-from shoal.cli.planning import reports_errors
+from shoal.cli.planning import DEFAULT_GPU, DEFAULT_LINK, PROFILE_HELP, reports_errors
 from shoal.cli.workload import workload_options
 from shoal.simulator.page.render import render
 from shoal.simulator.planning.search import Watch
@@ -49,15 +49,17 @@ _NEED_HEADINGS = {
 
 @click.command("plan")
 @click.option("--model", "model_name", required=True, help="Catalogue name, or a Hugging Face config.json.")
-@click.option("--gpu", "gpu_names", multiple=True, default=("h100",), show_default=True, help="Several are compared.")
+@click.option("--gpu", "gpu_names", multiple=True, help=f"Several are compared; default: {DEFAULT_GPU}, or the profile file's.")
 @click.option("--tp", "tps", multiple=True, default=("1",), show_default=True, help="GPUs per worker; several are compared.")
 @click.option("--mixed", is_flag=True, help="Also prefill and decode on different hardware.")
-@click.option("--profile", "profile_name", help="Efficiencies: kernels-a100, kernels-h100, engine, ideal.")
+@click.option("--profile", "profile_name", help=PROFILE_HELP)
 @click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Change one number of the profile.")
 @click.option("--weights", type=click.Choice(["bf16", "fp8", "int4", "fp32"]), default="bf16", show_default=True)
 @click.option("--kv", type=click.Choice(["bf16", "fp8", "fp32"]), default="bf16", show_default=True)
 @click.option("--catalogue", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Your own YAML.")
-@click.option("--link", "link_names", multiple=True, default=("100gbe",), show_default=True, help="Several are compared.")
+@click.option(
+    "--link", "link_names", multiple=True, help=f"Several are compared; default: {DEFAULT_LINK}, or the profile file's."
+)
 @click.option("--nics", type=int, help="Interfaces per worker; default: one per GPU.")
 @click.option("--visibility", "texts", multiple=True, help="Default: full, speed at 3/4 of the layers, pop and late pop at 2/3.")
 @click.option("--batch", "batches", multiple=True, type=int, default=(256,), show_default=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.cli.planning import catalogues, model_of, profile_of, split_list
+from shoal.cli.planning import catalogues, gpu_of, link_of, model_of, profile_of, split_list
 from shoal.cli.workload import tell_notes, workload_of
 from shoal.errors import InvalidConfig
 from shoal.simulator.cluster.report import describe, describe_short
@@ -79,8 +79,8 @@ def options_of(flags: dict[str, Any]) -> Options:
     names = catalogues(flags["catalogue"])
     model = model_of(names, flags["model_name"], flags["weights"], flags["kv"])
     num_layers, machines = model.shape.num_layers, []
-    for name in split_list(flags["gpu_names"]):
-        gpu = names.gpu(name)
+    for name in _or_default(flags["gpu_names"]):
+        gpu = gpu_of(names, name, flags["profile_name"])
         for tp in split_list(flags["tps"]):
             if not tp.isdigit():
                 raise InvalidConfig(f"--tp {tp!r} is not a number of GPUs")
@@ -93,7 +93,7 @@ def options_of(flags: dict[str, Any]) -> Options:
         model=model,
         machines=tuple(machines),
         visibilities=tuple(visibility.resolve(num_layers) for visibility in given),
-        links=tuple(names.link(name) for name in split_list(flags["link_names"])),
+        links=tuple(link_of(names, name, flags["profile_name"]) for name in _or_default(flags["link_names"])),
         batches=tuple(flags["batches"]),
         token_budgets=tuple(parse_tokens(text) for text in split_list(flags["chunk_texts"])),
         slo=Slo(parse_seconds(flags["slo_ttft"]), parse_seconds(flags["slo_tpot"])),
@@ -102,6 +102,11 @@ def options_of(flags: dict[str, Any]) -> Options:
         num_nics=flags["nics"],
         mixed_hardware=flags["mixed"],
     )
+
+
+def _or_default(values: Sequence[str]) -> Sequence[str | None]:
+    """What was named; [None], for the default, when nothing was."""
+    return split_list(values) or [None]
 
 
 def _defaults(num_layers: int) -> Sequence[Visibility]:
@@ -122,9 +127,7 @@ def advice_of(result: SearchResult) -> str:
     if best.not_runnable:
         today = "\nShoal cannot run that yet (" + best.not_runnable + "). "
         today += (
-            f"Cheapest that it can: {row_of(runnable).plan}, {runnable.cost:.2f}."
-            if runnable
-            else "It can run none of the plans."
+            f"Cheapest that it can: {row_of(runnable).plan}, {runnable.price}." if runnable else "It can run none of the plans."
         )
     return _verdict(result, best, baseline) + today
 
@@ -133,12 +136,12 @@ def _verdict(result: SearchResult, best: Plan, baseline: Plan | None) -> str:
     text = describe(best.family.spec(max(1, best.num_prefill), best.num_decode))
     if best.family.is_colocated:
         split = _best_split(result)
-        words = f"; the cheapest split costs {split.cost:.2f}" if split else "; no split meets the targets"
-        return f"Do not split. Cheapest: {text}, {best.cost:.2f} per hour{words}."
+        words = f"; the cheapest split costs {split.price}" if split else "; no split meets the targets"
+        return f"Do not split. Cheapest: {text}, {best.price}{words}."
     if baseline is None:
-        return f"Split. Cheapest: {text}, {best.cost:.2f} per hour; no colocated cluster meets the targets."
+        return f"Split. Cheapest: {text}, {best.price}; no colocated cluster meets the targets."
     saved = 1 - best.cost / baseline.cost
-    return f"Split. Cheapest: {text}, {best.cost:.2f} per hour, {100 * saved:.0f}% less than colocated at {baseline.cost:.2f}."
+    return f"Split. Cheapest: {text}, {best.price}, {100 * saved:.0f}% less than colocated at {baseline.price}."
 
 
 def row_of(each: Plan) -> PlanRow:

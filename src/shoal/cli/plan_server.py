@@ -13,7 +13,9 @@ from typing import Any, Final
 import click
 
 from shoal.cli.plan_search import solve
+from shoal.cli.planning import DEFAULT_GPU, DEFAULT_LINK
 from shoal.errors import InvalidConfig, ShoalError
+from shoal.simulator.calibration.profile_file import is_profile_file
 from shoal.simulator.page.render import render
 
 _MAX_BODY: Final = 16_384
@@ -130,4 +132,5 @@ def _form(flags: dict[str, Any]) -> dict[str, str]:
     fields["rate"] = fields["rate"] or "5/s"
     fields["requests"] = str(min(_MAX_REQUESTS, int(fields["requests"])))
     fields["length_cv"] = fields["length_cv"] or "0"
-    return fields | {name: ",".join(flags[flag]) for name, flag in _LISTS.items()}
+    defaults = {} if is_profile_file(flags["profile_name"] or "") else {"gpus": DEFAULT_GPU, "links": DEFAULT_LINK}
+    return fields | {name: ",".join(flags[flag]) or defaults.get(name, "") for name, flag in _LISTS.items()}

@@ -3,15 +3,16 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from rich.console import Console
 
 from shoal.cli.failure import told_in_one_line
 from shoal.errors import InvalidConfig
+from shoal.simulator.calibration.profile_file import Calibrated, is_profile_file, read_profile
 from shoal.simulator.catalogues import Catalogues
-from shoal.simulator.hardware import Gpu
+from shoal.simulator.hardware import Gpu, Link
 from shoal.simulator.machine import Machine
 from shoal.simulator.model_spec import ModelSpec
 from shoal.simulator.profiles import Profile, default_profile, profile_named
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+DEFAULT_GPU: Final = "h100"
+DEFAULT_LINK: Final = "100gbe"
+PROFILE_HELP: Final = "Efficiencies: kernels-a100, kernels-h100, engine, ideal, or a file that `shoal calibrate` wrote."
 _WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0, "int4": 0.5, "fp32": 4.0}
 
 
@@ -29,9 +33,9 @@ def model_options(command: Command) -> Command:
     for option in reversed(
         (
             click.option("--model", "model_name", required=True, help="Catalogue name, or a Hugging Face config.json."),
-            click.option("--gpu", "gpu_name", default="h100", show_default=True, help="Catalogue name."),
+            click.option("--gpu", "gpu_name", help=f"Catalogue name; default: {DEFAULT_GPU}, or the profile file's."),
             click.option("--tp", type=int, default=1, show_default=True, help="GPUs of one worker (tensor parallelism)."),
-            click.option("--profile", "profile_name", help="Efficiencies: kernels-a100, kernels-h100, engine, ideal."),
+            click.option("--profile", "profile_name", help=PROFILE_HELP),
             click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Change one number of the profile."),
             click.option("--weights", type=click.Choice(list(_WEIGHT_BYTES)), default="bf16", show_default=True),
             click.option("--kv", type=click.Choice(["bf16", "fp8", "fp32"]), default="bf16", show_default=True),
@@ -67,13 +71,40 @@ def catalogues(path: Path | None) -> Catalogues:
 
 
 def model_of(names: Catalogues, model_name: str, weights: str, kv: str) -> ModelSpec:
-    """The model at the wanted precision."""
-    return names.model(model_name).with_precision(weight_bytes=_WEIGHT_BYTES[weights], kv_bytes=_WEIGHT_BYTES[kv])
+    """The model at the wanted precision. Hidden states are float32 where the weights are, else bfloat16."""
+    hidden = 4.0 if weights == "fp32" else 2.0
+    spec = names.model(model_name)
+    return spec.with_precision(weight_bytes=_WEIGHT_BYTES[weights], kv_bytes=_WEIGHT_BYTES[kv], hidden_bytes=hidden)
+
+
+def calibrated_of(profile_name: str | None) -> Calibrated | None:
+    """What the file of `--profile FILE` holds; None when a profile is named instead, or none is."""
+    return read_profile(Path(profile_name)) if profile_name is not None and is_profile_file(profile_name) else None
+
+
+def gpu_of(names: Catalogues, gpu_name: str | None, profile_name: str | None) -> Gpu:
+    """The named GPU, else the one of the profile's file, else the default."""
+    calibrated = calibrated_of(profile_name)
+    if gpu_name is None and calibrated is not None:
+        return calibrated.gpu
+    return names.gpu(gpu_name or DEFAULT_GPU)
+
+
+def link_of(names: Catalogues, link_name: str | None, profile_name: str | None) -> Link:
+    """The named link, else the one of the profile's file, else the default."""
+    calibrated = calibrated_of(profile_name)
+    if link_name is None and calibrated is not None:
+        return calibrated.link
+    return names.link(link_name or DEFAULT_LINK)
 
 
 def profile_of(gpu: Gpu, profile_name: str | None, changes: Sequence[str]) -> Profile:
-    """The named profile, else the GPU's default, with `--set` changes."""
-    profile = default_profile(gpu.name) if profile_name is None else profile_named(profile_name)
+    """The named profile or the file's, else the GPU's default, with `--set` changes."""
+    calibrated = calibrated_of(profile_name)
+    if calibrated is not None:
+        profile = calibrated.profile
+    else:
+        profile = default_profile(gpu.name) if profile_name is None else profile_named(profile_name)
     values = {}
     for change in changes:
         name, _, text = change.partition("=")
@@ -84,9 +115,9 @@ def profile_of(gpu: Gpu, profile_name: str | None, changes: Sequence[str]) -> Pr
     return profile.changed(**values) if values else profile
 
 
-def machine_of(names: Catalogues, gpu_name: str, tp: int, profile_name: str | None, changes: Sequence[str]) -> Machine:
+def machine_of(names: Catalogues, gpu_name: str | None, tp: int, profile_name: str | None, changes: Sequence[str]) -> Machine:
     """A worker of `tp` GPUs."""
-    gpu = names.gpu(gpu_name)
+    gpu = gpu_of(names, gpu_name, profile_name)
     return Machine(gpu, profile_of(gpu, profile_name, changes), tp)
 
 

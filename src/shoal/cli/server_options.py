@@ -6,8 +6,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import click
+import grpc
 
-from shoal.client import Client, Retry, tls_credentials
+from shoal.client import AsyncClient, Client, Retry, tls_credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +24,20 @@ class Server:
 
     def connect(self, retry: Retry = Retry()) -> Client:  # noqa: B008  (frozen)
         """A client. Raises InvalidConfig when a file cannot be used."""
-        credentials = None
+        return Client(self.address, credentials=self._credentials(), token=self.token, retry=retry)
+
+    def connect_async(self, retry: Retry = Retry()) -> AsyncClient:  # noqa: B008  (frozen)
+        """A client for asyncio, to be made on the loop that uses it. Raises InvalidConfig when a file cannot be used."""
+        return AsyncClient(self.address, credentials=self._credentials(), token=self.token, retry=retry)
+
+    def _credentials(self) -> grpc.ChannelCredentials | None:
         if self.tls or self.tls_ca or self.tls_cert or self.tls_key:
-            credentials = tls_credentials(ca=self.tls_ca, certificate=self.tls_cert, key=self.tls_key)
-        return Client(self.address, credentials=credentials, token=self.token, retry=retry)
+            return tls_credentials(ca=self.tls_ca, certificate=self.tls_cert, key=self.tls_key)
+        return None
 
 
+_ADDRESS = click.option("--address", "-a", default="127.0.0.1:50051", show_default=True, metavar="HOST:PORT", help="The router.")
 _OPTIONS = (
-    click.option("--address", "-a", default="127.0.0.1:50051", show_default=True, metavar="HOST:PORT", help="The router."),
     click.option("--tls", is_flag=True, help="TLS, trusting this system's authorities; --tls-ca implies it."),
     click.option("--tls-ca", metavar="PEM", help="TLS, trusting servers with a certificate from this authority."),
     click.option("--tls-cert", metavar="PEM", help="Our certificate, for servers that require one."),
@@ -39,8 +46,10 @@ _OPTIONS = (
 )
 
 
-def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options; the command gets them as one argument, `server`."""
+def server_options(
+    command: Callable[..., Any], *, address: Callable[[Callable[..., Any]], Callable[..., Any]] = _ADDRESS
+) -> Callable[..., Any]:
+    """Add the options; the command gets them as one argument, `server`. `address` replaces the option of that name."""
 
     @functools.wraps(command)
     def with_server(**values: Any) -> Any:
@@ -48,6 +57,6 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(server=Server(**own), **values)
 
     wrapped: Callable[..., Any] = with_server
-    for option in reversed(_OPTIONS):
+    for option in reversed((address, *_OPTIONS)):
         wrapped = option(wrapped)
     return wrapped

@@ -12,9 +12,11 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from shoal.cli.planning import catalogues, machine_of, model_of, model_options, reports_errors
+from shoal.cli.dynamics import autoscale_of, dynamics_options, failures_of
+from shoal.cli.planning import DEFAULT_LINK, catalogues, link_of, machine_of, model_of, model_options, reports_errors
 from shoal.cli.workload import tell_notes, workload_of, workload_options
 from shoal.errors import InvalidConfig
+from shoal.placement.disaggregate import DisaggregationRule
 from shoal.simulator.catalogues import Catalogues
 from shoal.simulator.cluster.report import RESOURCE_HEADINGS, TIME_HEADINGS, resource_rows, summary_lines, time_rows
 from shoal.simulator.cluster.simulate import Progress as Report
@@ -31,7 +33,7 @@ from shoal.visibility import Visibility
 @click.option("--prefill", "prefill_texts", multiple=True, help="Workers: 2, or 2xH100 or 2xH100:tp4; repeat for unequal ones.")
 @click.option("--decode", "decode_texts", multiple=True, help="The same for decode.")
 @click.option("--colocated", "colocated_texts", multiple=True, help="Instead of both: workers that prefill and decode.")
-@click.option("--link", "link_name", default="100gbe", show_default=True, help="Catalogue name or bandwidth.")
+@click.option("--link", "link_name", help=f"Catalogue name or bandwidth; default: {DEFAULT_LINK}, or the profile file's.")
 @click.option("--nics", type=int, help="Interfaces per worker; default: one per GPU.")
 @click.option("--fabric", help="Bandwidth that all transfers share, such as 400Gb/s; default: not limited.")
 @click.option("--visibility", "text", default="full", show_default=True, help="full, speed:K, pop:K, pop:K:late.")
@@ -39,9 +41,18 @@ from shoal.visibility import Visibility
 @click.option("--batch", type=int, default=256, show_default=True, help="Requests that may run on a worker.")
 @click.option("--queue", type=int, default=4096, show_default=True, help="Requests that may wait for blocks on a worker.")
 @click.option("--max-tokens", type=int, help="What clients reserve; default: what they will get.")
-@click.option("--prefix-cache", type=float, default=0.0, show_default=True, help="Share of prefill KV memory for prefixes.")
+@click.option(
+    "--prefix-cache",
+    type=click.Choice(["none", "prefill", "decode", "both"]),
+    default="none",
+    show_default=True,
+    help="Who keeps prefixes; needs a trace with hashes.",
+)
+@click.option("--local-prefill", type=int, default=0, show_default=True, help="Decode runs prompts below so many tokens itself.")
+@click.option("--local-fallback", is_flag=True, help="And all of them while no prefill worker is up.")
 @click.option("--slo-ttft", default="1s", show_default=True)
 @click.option("--slo-tpot", default="50ms", show_default=True)
+@dynamics_options
 @workload_options
 @click.option("--csv", "csv_path", type=click.Path(dir_okay=False, path_type=Path), help="One line per request.")
 @click.option("--format", "output", type=click.Choice(["table", "json"]), default="table", show_default=True)
@@ -84,12 +95,17 @@ def cluster_of(names: Catalogues, flags: dict[str, Any]) -> ClusterSpec:
         visibility=visibility,
         decode=_pools(names, colocated or decode, flags),
         prefill=_pools(names, prefill, flags),
-        link=names.link(flags["link_name"]),
+        link=link_of(names, flags["link_name"], flags["profile_name"]),
         num_nics=flags["nics"],
         fabric_bytes_per_s=parse_bandwidth(flags["fabric"]) if flags["fabric"] else None,
-        prefix_cache_share=flags["prefix_cache"],
+        prefill_cache=flags["prefix_cache"] in ("prefill", "both"),
+        decode_cache=flags["prefix_cache"] in ("decode", "both"),
         reserve_tokens=flags["max_tokens"],
         slo=Slo(parse_seconds(flags["slo_ttft"]), parse_seconds(flags["slo_tpot"])),
+        disaggregation=DisaggregationRule(flags["local_prefill"]),
+        local_fallback=flags["local_fallback"],
+        failures=failures_of(flags),
+        autoscale=autoscale_of(flags),
     )
 
 

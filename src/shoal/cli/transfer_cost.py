@@ -48,7 +48,7 @@ _HEADINGS = {
 @reports_errors
 def transfer_cost(
     model_name: str,
-    gpu_name: str,
+    gpu_name: str | None,
     tp: int,
     profile_name: str | None,
     changes: Sequence[str],

@@ -1,0 +1,158 @@
+"""Workers that die and pools that scale: nothing is lost, nothing is counted twice, the rule is placement's own."""
+
+from dataclasses import asdict, replace
+from itertools import pairwise
+
+import pytest
+from click.testing import CliRunner
+
+from shoal.cli.main import cli
+from shoal.errors import InvalidConfig, NotFound
+from shoal.placement.autoscale import AutoscalePolicy
+from shoal.placement.disaggregate import DisaggregationRule
+from shoal.simulator.cluster import autoscaler
+from shoal.simulator.cluster.simulate import simulate
+from shoal.simulator.cluster.spec import AutoscaleSpec, ClusterSpec, Failure, FailureSpec
+from shoal.simulator.workload.distributions import Arrivals, Lengths, drawn
+from shoal.simulator.workload.requests import SimRequest
+from tests.unit.test_simulator_cluster import cluster, load
+
+DEATHS = FailureSpec(mtbf_s=4.0, restart_s=1.0)
+
+
+@pytest.mark.parametrize("text", ["full", "speed:24", "pop:22:late"])
+@pytest.mark.parametrize("shape", [(2, 2), (0, 2)])
+def test_every_request_ends_and_every_block_comes_back_whoever_dies(text: str, shape: tuple[int, int]) -> None:
+    spec = cluster(text, prefill=shape[0], decode=shape[1], failures=DEATHS, max_retries=50)
+    requests = list(load(rate=12, count=200))
+    outcome = simulate(spec, iter(requests), seed=2)  # the simulation itself checks that all blocks are free at the end
+    assert outcome.num_finished + outcome.num_refused == len(requests)
+    assert outcome.num_deaths > 5 and outcome.num_resumed > 0
+    assert set(outcome.refused) <= {"no worker is up"}
+    assert asdict(simulate(spec, iter(requests), seed=2)) == asdict(outcome)
+    calm = simulate(replace(spec, failures=None), iter(requests), seed=2)
+    assert calm.num_deaths == calm.num_resumed == 0 and calm.num_finished == len(requests)
+    assert calm.ttft_s.p99 is not None and outcome.ttft_s.p99 is not None and outcome.ttft_s.p99 > calm.ttft_s.p99
+
+
+def test_a_request_goes_on_where_it_was_when_its_decode_worker_dies() -> None:
+    request = SimRequest(0.0, 4000, 400)
+    calm = simulate(cluster(decode=2), iter([request]))
+    assert calm.tpot_s.p50 is not None and calm.ttft_s.p50 is not None
+    middle = calm.ttft_s.p50 + 200 * calm.tpot_s.p50
+    deaths = tuple(Failure(middle, f"decode-0-{index}") for index in range(2))
+    for victim in deaths:
+        outcome = simulate(cluster(decode=2, failures=FailureSpec((victim,))), iter([request]))
+        assert outcome.num_finished == 1 and outcome.ttft_s == calm.ttft_s
+        if not outcome.num_resumed:
+            assert outcome.duration_s == calm.duration_s  # the other one died
+            continue
+        assert outcome.wire_bytes == 2 * calm.wire_bytes  # the prompt is prefilled and shipped again
+        again = outcome.duration_s - calm.duration_s
+        assert 0.9 * calm.ttft_s.p50 < again < 1.2 * calm.ttft_s.p50  # one more prefill and transfer, and no token sampled twice
+        lost = simulate(cluster(decode=2, failures=FailureSpec((victim,)), max_retries=0), iter([request]))
+        assert lost.refused == {"worker failed": 1}
+        break
+    else:
+        raise AssertionError("neither death met the request")
+
+
+def test_a_prefill_worker_that_dies_costs_its_prompts_only() -> None:
+    requests = [SimRequest(0.0, 8000, 300), SimRequest(1.0, 8000, 5)]
+    calm = simulate(cluster(), iter(requests))
+    outcome = simulate(cluster(failures=FailureSpec((Failure(1.05, "prefill-0-0"),), restart_s=0.5)), iter(requests))
+    assert outcome.refused == {"no worker is up": 1} and outcome.num_finished == 1
+    assert outcome.duration_s == pytest.approx(calm.duration_s, rel=0.02)  # the other went on
+    with pytest.raises(NotFound, match=r"no worker is called 'prefill-9'; workers: decode-0-0, prefill-0-0"):
+        simulate(cluster(failures=FailureSpec((Failure(1.0, "prefill-9"),))), iter(requests))
+
+
+def wave(count: int = 900) -> list[SimRequest]:
+    return list(drawn(Arrivals(6.0, 1.0, 0.9, 150.0), Lengths(6000, 0.5, 20_000), Lengths(120, 0.5, 500), count, 4))
+
+
+def scaled(spec: ClusterSpec, most: int = 6) -> ClusterSpec:
+    policy = AutoscalePolicy(1, most, down_cooldown_s=20)
+    return replace(spec, autoscale=AutoscaleSpec(policy, policy, interval_s=2, start_s=5))
+
+
+def test_pools_follow_the_load_and_cost_less_than_the_peak() -> None:
+    requests = wave()
+    small, large = (simulate(cluster(prefill=n, decode=n), iter(requests)) for n in (1, 6))
+    outcome = simulate(scaled(cluster()), iter(requests))
+    assert outcome.num_finished == len(requests)
+    sizes = [each.num_workers for each in outcome.resized if each.pool == "prefill"]
+    assert max(sizes) > 1 and any(b < a for a, b in pairwise(sizes))
+    assert all(1 <= each.num_workers <= 6 for each in outcome.resized)
+    assert small.ttft_s.p95 is not None and outcome.ttft_s.p95 is not None and large.ttft_s.p95 is not None
+    assert large.ttft_s.p95 <= outcome.ttft_s.p95 < 0.5 * small.ttft_s.p95
+    assert small.usd_per_hour is not None and outcome.usd_per_hour is not None and large.usd_per_hour is not None
+    assert small.usd_per_hour < outcome.usd_per_hour < 0.8 * large.usd_per_hour
+
+
+def test_the_scaling_rule_is_placements_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = wave(200)
+    honest = simulate(scaled(cluster()), iter(requests))
+    real = autoscaler.scale
+    with monkeypatch.context() as patched:
+        patched.setattr(autoscaler, "scale", lambda p, d, n, now, state: replace(real(p, d, n, now, state), num_workers=n))
+        still = simulate(scaled(cluster()), iter(requests))
+    assert honest.resized and not still.resized
+
+
+def test_deaths_while_pools_scale_lose_nothing() -> None:
+    spec = replace(scaled(cluster("speed:24"), 4), failures=FailureSpec(mtbf_s=20, restart_s=3), max_retries=50)
+    outcome = simulate(spec, iter(wave(300)))
+    assert outcome.num_finished + outcome.num_refused == 300 and outcome.num_deaths > 0
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    for make in (
+        lambda: FailureSpec(mtbf_s=0),
+        lambda: FailureSpec(restart_s=0),
+        lambda: Failure(-1, "decode-0-0"),
+        lambda: AutoscaleSpec(interval_s=0),
+    ):
+        with pytest.raises(InvalidConfig):
+            make()
+
+
+def test_the_command_takes_deaths_and_bounds() -> None:
+    flags = ["simulate", "--model", "llama-3.1-8b", "--prefill", "2", "--decode", "2", "--rate", "5/s", "--requests", "60"]
+    told = [
+        "--fail",
+        "2s:decode-0-0",
+        "--restart",
+        "3s",
+        "--scale-prefill",
+        "1-3",
+        "--scale-decode",
+        "1-2",
+        "--scale-start",
+        "1s",
+    ]
+    result = CliRunner().invoke(cli, [*flags, *told, "--scale-down-after", "5s"])
+    assert result.exit_code == 0 and "1 workers died" in result.output and "resized" in result.output, result.output
+    for wrong, words in (
+        (["--fail", "2s"], "TIME:WORKER"),
+        (["--scale-decode", "3"], "MIN-MAX"),
+        (["--scale-decode", "3-1"], "3 and 1"),
+    ):
+        result = CliRunner().invoke(cli, [*flags, *wrong])
+        assert result.exit_code == 2 and words in result.output
+
+
+def test_decode_workers_run_short_prompts_themselves_by_placements_rule() -> None:
+    requests = [SimRequest(float(index), 40 if index % 2 else 4000, 8) for index in range(8)]
+    away = simulate(cluster(), iter(requests))
+    local = simulate(cluster(disaggregation=DisaggregationRule(100)), iter(requests))
+    only_long = simulate(cluster(), iter(requests[::2]))
+    assert local.wire_bytes == only_long.wire_bytes < away.wire_bytes
+    assert local.ttft_s.p50 is not None and away.ttft_s.p50 is not None
+    short = simulate(cluster(disaggregation=DisaggregationRule(100)), iter(requests[1:2]))
+    assert short.ttft_s.p50 is not None and short.exposed_s.p50 is None
+    assert short.ttft_s.p50 < min(away.ttft_curve_s)  # no hand-off
+    dead = FailureSpec((Failure(0.0, "prefill-0-0"),), restart_s=100)
+    refused = simulate(cluster(failures=dead), iter(requests))
+    fallback = simulate(cluster(failures=dead, local_fallback=True), iter(requests))
+    assert refused.refused == {"no worker is up": 8} and fallback.num_finished == 8 and fallback.wire_bytes == 0
