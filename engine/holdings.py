@@ -105,7 +105,8 @@ class HoldingQueue:
         if len(self.waiters) >= self._max_queued:
             raise CapacityExceeded(
                 f"{needed} KV blocks needed, {self.blocks.num_free} of {self.blocks.num_blocks} free,"
-                f" {len(self.waiters)} requests wait already; retry later"
+                f" {len(self.waiters)} requests wait already; retry later",
+                max(1.0, self.mean_hold_s * len(self.waiters) / self.max_holders),
             )
         waiter = _Waiter(layout, size, asyncio.get_running_loop().create_future())
         self.waiters.push(waiter, turn, needed)

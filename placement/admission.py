@@ -88,7 +88,7 @@ class WaitBounds:
 
     @property
     def bound_s(self) -> float:
-        return min(self.max_wait_s, self.time_left_s)
+        return max(0.0, min(self.max_wait_s, self.time_left_s))  # without a wait nobody is refused: late is for others to say
 
     def refusal(self, wait_s: float, words: str) -> CapacityExceeded:
         """Why a request with this wait is refused, and when to come back: when the wait is predicted to be within the bound."""

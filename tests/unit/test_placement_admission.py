@@ -39,6 +39,7 @@ def test_a_refusal_says_what_is_full_and_when_to_come_back() -> None:
         "no room now: the request would wait about 23.4 s for its start, beyond the limit of 10 s (decode worker decode-0: 90 of "
         "100 KV blocks used, 9 of 64 places taken, 4 requests before it wait for 40); retry in 14 s"
     )
+    assert WaitBounds(10.0, -1.0).bound_s == 0
     late = WaitBounds(math.inf, 3.0).refusal(3.5, ComputeReport("prefill-1", ((NORMAL, 350),), 100.0).words(NORMAL))
     assert late.retry_after_s == 1 and "beyond the request's own deadline in 3.0 s (prefill worker prefill-1: 350" in str(late)
 
