@@ -259,6 +259,8 @@ class Attempt:
             self.report.failed.add(self._prefill.key)
         if isinstance(error, Unavailable | InternalError):
             self._at_fault |= self.report.failed
+        if worker is self._prefill and isinstance(error, Unavailable) and worker.state != "dead":
+            self.report.failed.add(self._decode.key)  # it may be the link: not accused, but avoided if there is another
         return error
 
     def _time_left(self) -> float:
