@@ -124,7 +124,8 @@ class ServeConfig:
             raise InvalidConfig(f"metrics_port must lie in 0…65535 (0: no metrics), not {self.metrics_port}")
         if self.metrics_port and last > 65535:
             raise InvalidConfig(f"metrics_port {self.metrics_port} and one port for each process reach {last}; 65535 is the last")
-        if self.metrics_port and self.metrics_port <= self.listen_address[1] <= last:
+        first, routers = self.listen_address[1], self.routers
+        if self.metrics_port and first and first <= last and self.metrics_port < first + routers:
             raise InvalidConfig(f"listen {self.listen} lies among the metrics ports {self.metrics_port}…{last}; move one")
 
     @property
