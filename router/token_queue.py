@@ -25,12 +25,13 @@ class TokenQueue(Generic[Item]):
         self._last_take: float | None = None
 
     async def put(self, item: Item) -> None:
-        """Add an item, waiting for room."""
+        """Add an item, waiting for room. After the end nothing is added: behind what was dropped it would leave a gap."""
         while len(self._items) >= self._max_items:
             self._room.clear()
             await self._room.wait()
-        self._items.append(item)
-        self._changed.set()
+        if not self._ended:
+            self._items.append(item)
+            self._changed.set()
 
     def end(self, error: BaseException | None = None) -> None:
         """No more items come. What is queued is still delivered, then the error is raised."""
