@@ -57,7 +57,6 @@ class FakeWorker:
         self.error: ShoalError | None = None  # raised before any work
         self.hang = False
         self.outstanding = 0
-        self.report: dict[str, Any] = {}  # more of its load report
         self.is_silent = False  # gives no load report
         self.server = RpcServer()
 
@@ -84,9 +83,8 @@ class FakeWorker:
         if self.is_silent:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no report")
         return shoal_pb2.WorkerLoad(
-            worker_id=self.worker_id, pool=self.pool, num_running_reqs=self.running, outstanding_token_layers=self.outstanding,
-            **self.report,
-        )  # fmt: skip
+            worker_id=self.worker_id, pool=self.pool, num_running_reqs=self.running, outstanding_token_layers=self.outstanding
+        )
 
 
 class FakeDecodeWorker(FakeWorker, worker_pb2_grpc.DecodeWorkerServicer):
@@ -168,6 +166,7 @@ class FakeDecodeWorker(FakeWorker, worker_pb2_grpc.DecodeWorkerServicer):
 
 class FakePrefillWorker(FakeWorker, worker_pb2_grpc.PrefillWorkerServicer):
     pool = "prefill"
+    hang_delivered = False  # deliver, and do not answer
 
     async def Prefill(self, request: worker_pb2.PrefillRequest, context: Any) -> worker_pb2.PrefillResponse:
         self.seen.append(request)
@@ -178,6 +177,8 @@ class FakePrefillWorker(FakeWorker, worker_pb2_grpc.PrefillWorkerServicer):
             if self.hang:
                 await asyncio.sleep(60)
             self.wire.delivered[request.attempt_id].set()
+            if self.hang_delivered:
+                await asyncio.sleep(60)
             sent = Visibility.parse(request.visibility).depth(NUM_LAYERS) * ENTRY_BYTES
             return worker_pb2.PrefillResponse(sent_payload_bytes=sent, queue_ms=1, compute_ms=2, after_compute_ms=0.5)
         finally:

@@ -178,6 +178,17 @@ async def test_a_failure_before_the_first_token_is_retried_elsewhere_and_told(po
         assert bad_calls == len(bad.seen) > 0
 
 
+async def test_a_prefill_worker_that_fails_once_tokens_come_is_needed_no_more() -> None:
+    async with Cluster(flush_s=0.0) as c:
+        c.prefill[0].hang_delivered = True  # all has arrived, and its own answer never comes
+        c.decode[0].delay_s = 0.02
+        replies = aiter(c.stub.Generate(request(stream=True, max_tokens=30)))
+        await anext(replies)
+        c.board.set(c.prefill[0], "dead")
+        *_, last = [reply async for reply in replies]
+        assert last.complete.completion_tokens == 30 and last.complete.num_retries == 0
+
+
 async def test_retries_are_bounded_and_may_be_off() -> None:
     for retries, calls in ((0, 1), (1, 2), (2, 3)):
         async with Cluster(1, 3, max_retries=retries) as c:
