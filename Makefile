@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz check format proto proto-check bench validate clean
+.PHONY: help demo test check format proto proto-check bench validate chaos soak clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,9 +25,6 @@ demo: $(STAMP) ## Start a local cluster and stream answers under full, speed and
 
 test: $(STAMP) ## Run every test that needs no GPU
 	$(BIN)/python -m pytest -m "not gpu"
-
-fuzz: $(STAMP) ## A million hostile inputs on every parser (INPUTS=n, SEED=n)
-	$(BIN)/python -m tests.fuzz --inputs $(or $(INPUTS),1000000) --seed $(or $(SEED),0)
 
 check: $(STAMP) ## Lint, types, import rules, generated code
 	$(BIN)/ruff check .
@@ -61,6 +58,12 @@ bench: $(STAMP) ## Measure this checkout (see benchmarks/)
 
 validate: $(STAMP) ## Compare the cost model with published figures (DATA=folder adds measurements)
 	$(BIN)/python -m shoal.simulator.validation $(if $(DATA),--data $(DATA))
+
+chaos: $(STAMP) ## Hurt a cluster in every way, about 15 minutes, and check every answer (docs/chaos.md)
+	$(BIN)/python -m tests.chaos --model random --requests 5000 --model smollm2-135m --requests 300
+
+soak: $(STAMP) ## Load a cluster for half an hour and see that nothing grows (docs/chaos.md)
+	$(BIN)/python -m tests.chaos.soak --minutes 30
 
 clean: ## Remove what make created
 	rm -rf $(VENV) $(PROTO_VENV) build dist

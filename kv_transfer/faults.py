@@ -23,16 +23,19 @@ _ACTIONS = ("delay", "drop", "corrupt", "raise", "stop", "kill")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens at a point, from its hit number `skip` (0 = the first) on, `times` times (None = always)."""
+    """What happens at a point: from its hit number `skip` (0 = the first) on, each `every`-th, `times` times (None = always)."""
 
     action: str
     skip: int = 0
+    every: int = 1
     times: int | None = 1
     delay_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.action not in _ACTIONS:
             raise InvalidConfig(f"fault action {self.action!r} is unknown; choose one of {', '.join(_ACTIONS)}")
+        if self.every < 1:
+            raise InvalidConfig("a fault's `every` must be at least 1")
 
 
 class Faults:
@@ -45,7 +48,7 @@ class Faults:
 
     @classmethod
     def from_environment(cls, *, allowed: bool) -> "Faults":
-        """Read SHOAL_FAULTS, a JSON object {point: {action, skip, times, delay_s}}. Raises InvalidConfig if it may not be set."""
+        """Read SHOAL_FAULTS, JSON {point: {action, skip, every, times, delay_s}}. Raises InvalidConfig if it may not be set."""
         text = os.environ.get(VARIABLE)
         if not text:
             return cls()
@@ -80,8 +83,8 @@ class Faults:
             return None
         with self._lock:
             hits = self._num_hits[point] = self._num_hits.get(point, 0) + 1
-        past = hits - 1 - fault.skip
-        return fault if past >= 0 and (fault.times is None or past < fault.times) else None
+        turn, rest = divmod(hits - 1 - fault.skip, fault.every)
+        return fault if turn >= 0 and rest == 0 and (fault.times is None or turn < fault.times) else None
 
 
 def _carry_out(fault: Fault, point: str) -> bool:

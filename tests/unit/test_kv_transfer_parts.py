@@ -132,6 +132,8 @@ def test_a_failing_copy_is_our_bug_and_says_so() -> None:
 def test_faults_hit_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = Faults({"a": Fault("drop", skip=1, times=2), "b": Fault("raise")})
     assert [faults.hit("a") for _ in range(5)] == [False, True, True, False, False]
+    often = Faults({"d": Fault("drop", skip=1, every=3, times=2)})
+    assert [at for at in range(12) if often.hit("d")] == [1, 4]
     assert not Faults().hit("a") and not faults.hit("c")
     with pytest.raises(Unavailable, match="fault injected at b"):
         faults.hit("b")
