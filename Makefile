@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format proto proto-check bench validate chaos soak clean
+.PHONY: help demo test fuzz check format proto proto-check bench validate chaos soak clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ demo: $(STAMP) ## Start a local cluster and stream answers under full, speed and
 
 test: $(STAMP) ## Run every test that needs no GPU
 	$(BIN)/python -m pytest -m "not gpu"
+
+fuzz: $(STAMP) ## A million hostile inputs on every parser (INPUTS=n, SEED=n)
+	$(BIN)/python -m tests.fuzz --inputs $(or $(INPUTS),1000000) --seed $(or $(SEED),0)
 
 check: $(STAMP) ## Lint, types, import rules, generated code
 	$(BIN)/ruff check .

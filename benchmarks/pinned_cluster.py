@@ -33,7 +33,7 @@ async def _line(process: asyncio.subprocess.Process, timeout_s: float = 60.0) ->
 @contextlib.asynccontextmanager
 async def pinned_cluster(
     prefill: WorkerConfig, decode: WorkerConfig, *, prefill_cpus: Collection[int], decode_cpus: Collection[int],
-    router_cpus: Collection[int],
+    router_cpus: Collection[int], router_arguments: Sequence[str] = (),
 ) -> AsyncIterator[str]:  # fmt: skip
     """The router's address, once both workers serve. Nothing is left behind."""
     started: list[asyncio.subprocess.Process] = []
@@ -59,6 +59,7 @@ async def pinned_cluster(
             ]
             for address in addresses:
                 arguments += ["--worker", address]
+            arguments += router_arguments
             started.append(await _spawn([*arguments, "--log-level", "warning"], router_cpus))
             line = await _line(started[-1])
             while await _line(started[-1]) != SERVING:

@@ -22,6 +22,7 @@ from shoal.decode_worker.reservations import Reservations
 from shoal.decode_worker.servicer import DecodeServicer
 from shoal.decode_worker.spec import read_spec
 from shoal.decode_worker.step_loop import DecodeStepLoop
+from shoal.engine.health import keep_health
 from shoal.engine.load_report import report_queue
 from shoal.engine.resident import Resident, fingerprint_of, load_resident, open_for
 from shoal.engine.weights import HeldLayers
@@ -32,6 +33,7 @@ from shoal.kv_transfer.wire import fingerprint_to_pb
 from shoal.model_files import ModelFiles, load_tokenizer
 from shoal.pb.internal.v1 import transfer_pb2, transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
 from shoal.pb.v1 import shoal_pb2
+from shoal.placement.stall import Standing
 from shoal.rpc import Address, ClusterLink
 from shoal.types import ModelShape
 
@@ -82,6 +84,8 @@ class DecodeWorker:
             raise
         self._loaded = self._assemble(resident)
         await server.set_serving(True)
+        loaded, patience_s = self._loaded, config.stall_timeout_s
+        self._health = asyncio.create_task(keep_health(lambda: loaded.standing, server.set_serving, patience_s), name="health")
         log_event(
             _log, logging.INFO, "worker ready", epoch=config.epoch, address=self.address,
             layers=resident.num_layers_held, blocks=resident.blocks.num_blocks,
@@ -98,6 +102,7 @@ class DecodeWorker:
         await self._server.stop(min(grace_s, _LAST_WORDS_S))
         if self._loaded is not None:
             self._loaded.stepping.cancel()
+            self._health.cancel()
             await asyncio.to_thread(self._loaded.steps.close)
 
     async def wait_for_termination(self) -> None:
@@ -183,13 +188,24 @@ class _Loaded:
     runner: RequestRunner
     stepping: asyncio.Task[None]
 
+    @property
+    def standing(self) -> Standing:
+        """What health is judged by."""
+        holdings = self.reservations.holdings
+        return Standing(
+            num_moves=self.steps.num_steps + holdings.num_released,
+            num_running=self.steps.num_running,
+            num_waiting=holdings.num_waiting,
+            num_transferring=sum(request.is_receiving for request in self.runner.requests),
+        )
+
     def fill(self, load: shoal_pb2.WorkerLoad) -> None:
         """Add what only a loaded worker has."""
         holdings = self.reservations.holdings
         load.num_running_reqs = self.steps.num_running
-        report_queue(load, holdings, self.steps.rate)
+        outstanding = ((request.spec.turn, request.num_outstanding_token_layers) for request in self.runner.requests)
+        report_queue(load, holdings, self.steps.rate, outstanding)
         load.num_transfers_in_flight = sum(request.is_receiving for request in self.runner.requests)
-        load.outstanding_token_layers = sum(request.num_outstanding_token_layers for request in self.runner.requests)
         load.num_layers_held = self.resident.num_layers_held
         load.weight_bytes_read = self.resident.report.bytes_read
 

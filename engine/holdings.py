@@ -68,6 +68,7 @@ class HoldingQueue:
         self._max_queued = max_queued
         self._clock = clock
         self._since: dict[Holding, float] = {}
+        self.num_released = 0  # requests so far
 
     @property
     def num_holders(self) -> int:
@@ -104,7 +105,8 @@ class HoldingQueue:
         if len(self.waiters) >= self._max_queued:
             raise CapacityExceeded(
                 f"{needed} KV blocks needed, {self.blocks.num_free} of {self.blocks.num_blocks} free,"
-                f" {len(self.waiters)} requests wait already; retry later"
+                f" {len(self.waiters)} requests wait already; retry later",
+                max(1.0, self.mean_hold_s * len(self.waiters) / self.max_holders),
             )
         waiter = _Waiter(layout, size, asyncio.get_running_loop().create_future())
         self.waiters.push(waiter, turn, needed)
@@ -127,6 +129,7 @@ class HoldingQueue:
         self.release_states(holding)
         for tables in holding.answers:
             tables.release()
+        self.num_released += 1
         self.hold_times.ended(self._clock() - self._since.pop(holding))
         self._admit()
 

@@ -1,19 +1,33 @@
 """What a worker reports of its queue and its pace, for routers to predict a wait from. Knows the public message."""
 
+from collections.abc import Iterable
+
 from shoal.engine.holdings import HoldingQueue
 from shoal.pb.v1 import shoal_pb2
 from shoal.placement.rates import WorkRate
+from shoal.types import Priority, Turn
 
 
-def report_queue(load: shoal_pb2.WorkerLoad, holdings: HoldingQueue, rate: WorkRate) -> None:
-    """Fill in blocks, holders, who waits by class, and how fast things move."""
+def report_queue(
+    load: shoal_pb2.WorkerLoad, holdings: HoldingQueue, rate: WorkRate, outstanding: Iterable[tuple[Turn, int]]
+) -> None:
+    """Fill in blocks, holders, what each class has before it, and the pace. `outstanding`: each request's token-layers."""
     load.num_used_blocks = holdings.blocks.num_used
     load.num_total_blocks = holdings.blocks.num_blocks
     load.num_reservations = holdings.num_holders
     load.num_waiting_reqs = holdings.num_waiting
+    token_layers = dict.fromkeys(Priority, 0)
+    for turn, num_token_layers in outstanding:
+        token_layers[turn.priority] += num_token_layers
+    load.outstanding_token_layers = sum(token_layers.values())
     for priority, (num_requests, num_blocks) in holdings.waiters.waiting().items():
-        if num_requests:
-            load.waiting.add(priority=priority, num_requests=num_requests, num_blocks=num_blocks)
+        if num_requests or token_layers[priority]:
+            load.classes.add(
+                priority=priority,
+                num_waiting_reqs=num_requests,
+                num_waiting_blocks=num_blocks,
+                outstanding_token_layers=token_layers[priority],
+            )
     load.max_reservations = holdings.max_holders
     load.mean_hold_s = holdings.mean_hold_s
     load.token_layers_per_s = rate.per_s

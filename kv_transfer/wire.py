@@ -5,7 +5,10 @@ from shoal.errors import Mismatch, ShoalError, Unavailable
 from shoal.pb.internal.v1 import transfer_pb2, worker_pb2
 from shoal.types import DType, Fingerprint
 
+MAX_TEXT_CHARACTERS = 1024  # of a fingerprint's field
 MAX_ID_CHARACTERS = 256  # of a worker's or an attempt's id: what is refused is echoed and logged
+
+_MAX_REASON = 4096  # characters of a peer's words that are passed on
 
 _ERRORS: dict[str, type[ShoalError]] = {
     name: value for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, ShoalError)
@@ -30,7 +33,10 @@ def fingerprint_to_pb(fingerprint: Fingerprint) -> worker_pb2.Fingerprint:
 
 
 def fingerprint_from_pb(message: worker_pb2.Fingerprint) -> Fingerprint:
-    """Raises Mismatch when the peer's dtype is one this build does not know."""
+    """Raises Mismatch when the peer's dtype is one this build does not know, or a text too long to be quoted."""
+    for name in ("revision", "adapter", "dtype", "rope"):
+        if len(getattr(message, name)) > MAX_TEXT_CHARACTERS:
+            raise Mismatch(f"the peer's {name} has more than {MAX_TEXT_CHARACTERS} characters")
     return Fingerprint(
         revision=message.revision,
         adapter=message.adapter,
@@ -72,4 +78,4 @@ def rejection(attempt_id: str, error: ShoalError) -> transfer_pb2.ReceiverMessag
 
 def rejected(message: transfer_pb2.Reject) -> ShoalError:
     """The error a `Reject` carries; an unknown class reads as Unavailable."""
-    return _ERRORS.get(message.code, Unavailable)(message.reason)
+    return _ERRORS.get(message.code, Unavailable)(message.reason[:_MAX_REASON])

@@ -28,6 +28,7 @@ class WorkerLoadView:
     max_boundary_tokens: int
     outstanding_token_layers: int
     is_ready: bool = True  # loaded, reachable, not draining
+    is_tripped: bool = False  # its breaker is open
 
     def allows(self, visibility: Visibility) -> bool:
         """Whether the worker serves this resolved visibility: its policy is on the list and its boundary not too long."""
@@ -123,6 +124,8 @@ def _objections(view: WorkerLoadView, visibility: Visibility, fingerprint: Finge
     """Why a worker cannot take the request, in words; "" when it can."""
     if not view.is_ready:
         return "not ready"
+    if view.is_tripped:
+        return "has failed its last requests (its breaker is open)"
     if view.worker_id in excluded:
         return "just failed this request"
     if not view.allows(visibility):

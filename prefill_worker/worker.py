@@ -13,6 +13,7 @@ import psutil
 
 from shoal.config.logs import log_event
 from shoal.config.worker import Pool, WorkerConfig
+from shoal.engine.health import keep_health
 from shoal.engine.load_report import report_queue
 from shoal.engine.resident import Resident, fingerprint_of, load_resident, open_for
 from shoal.engine.weights import HeldLayers
@@ -23,6 +24,7 @@ from shoal.kv_transfer.wire import fingerprint_to_pb
 from shoal.model_files import ModelFiles
 from shoal.pb.internal.v1 import worker_pb2, worker_pb2_grpc
 from shoal.pb.v1 import shoal_pb2
+from shoal.placement.stall import Standing
 from shoal.prefill_worker import metrics
 from shoal.prefill_worker.held import deepest_layers
 from shoal.prefill_worker.lifecycle import TaskRunner
@@ -85,6 +87,8 @@ class PrefillWorker:
             raise
         self._loaded = self._assemble(resident)
         await server.set_serving(True)
+        loaded, patience_s = self._loaded, config.stall_timeout_s
+        self._health = asyncio.create_task(keep_health(lambda: loaded.standing, server.set_serving, patience_s), name="health")
         log_event(
             _log, logging.INFO, "worker ready", epoch=config.epoch, address=self.address,
             layers=resident.num_layers_held, blocks=resident.blocks.num_blocks,
@@ -101,6 +105,7 @@ class PrefillWorker:
         await self._server.stop(min(grace_s, _LAST_WORDS_S))
         if self._loaded is not None:
             self._loaded.stepping.cancel()
+            self._health.cancel()
             await asyncio.to_thread(self._loaded.steps.close)
 
     async def wait_for_termination(self) -> None:
@@ -179,12 +184,23 @@ class _Loaded:
     runner: TaskRunner
     stepping: asyncio.Task[None]
 
+    @property
+    def standing(self) -> Standing:
+        """What health is judged by."""
+        holdings = self.runner.holdings
+        return Standing(
+            num_moves=self.steps.num_steps + holdings.num_released,
+            num_running=self.steps.num_running,
+            num_waiting=holdings.num_waiting,
+            num_transferring=sum(task.outgoing is not None for task in self.runner.tasks),
+        )
+
     def fill(self, load: shoal_pb2.WorkerLoad) -> None:
         """Add what only a loaded worker has."""
         holdings, tasks = self.runner.holdings, self.runner.tasks
         load.num_running_reqs = self.steps.num_running
-        report_queue(load, holdings, self.steps.rate)
+        outstanding = ((task.spec.turn, task.num_outstanding_token_layers) for task in tasks)
+        report_queue(load, holdings, self.steps.rate, outstanding)
         load.num_transfers_in_flight = sum(task.outgoing is not None for task in tasks)
-        load.outstanding_token_layers = sum(task.num_outstanding_token_layers for task in tasks)
         load.num_layers_held = self.resident.num_layers_held
         load.weight_bytes_read = self.resident.report.bytes_read

@@ -9,6 +9,7 @@ from typing import Final
 from shoal.constraints import ConstraintVetter
 from shoal.errors import InvalidConfig, InvalidRequest
 from shoal.pb.v1 import shoal_pb2
+from shoal.router.field_sizes import check_sizes
 from shoal.router.legs import DispatchRequest
 from shoal.router.sampling import (
     MAX_LOGPROBS,
@@ -25,7 +26,6 @@ from shoal.router.validation import (
     RequestLimits,
     check_model,
     check_prompt_length,
-    check_request_id,
     check_text,
     check_token_ids,
     check_visibility,
@@ -74,7 +74,7 @@ class Admission:
 
     async def admit(self, request: shoal_pb2.GenerateRequest, deadline: float) -> Admitted:
         """Check and translate; what needs no tokenising first."""
-        check_request_id(request.request_id)
+        check_sizes(request)
         check_model(request.model, self.limits.model)
         turn, notices = turn_of(request.priority)
         wanted = check_visibility(request.visibility if request.HasField("visibility") else None, self.limits)
@@ -105,6 +105,7 @@ class Admission:
 
     async def tokenize(self, request: shoal_pb2.GenerateRequest, *, add_special_tokens: bool = True) -> Prompt:
         """The input's ids alone; nothing else of the request is looked at but its model."""
+        check_sizes(request)
         check_model(request.model, self.limits.model)
         if request.HasField("text") and not add_special_tokens:
             self._check_characters(len(request.text))
@@ -119,7 +120,7 @@ class Admission:
 
     async def admit_score(self, request: shoal_pb2.ScoreRequest, deadline: float) -> Admitted:
         """The same for a continuation to be scored."""
-        check_request_id(request.request_id)
+        check_sizes(request)
         check_model(request.model, self.limits.model)
         turn, notices = turn_of(request.priority)
         wanted = check_visibility(request.visibility if request.HasField("visibility") else None, self.limits)
@@ -161,7 +162,8 @@ class Admission:
                 token_ids = await asyncio.to_thread(encode, request.text, prompt_ids, text)
             case "continuation_tokenized":
                 token_ids = tuple(request.continuation_tokenized.input_ids)
-                check_token_ids(token_ids, self.limits.vocab_size, "continuation_tokenized.input_ids")
+                if len(token_ids) <= self.limits.max_context:  # a longer one is refused for its length
+                    check_token_ids(token_ids, self.limits.vocab_size, "continuation_tokenized.input_ids")
         if not token_ids:
             raise InvalidRequest(
                 "the continuation is empty; send `continuation_text` or `continuation_tokenized` of at least one token"
@@ -180,10 +182,13 @@ class Admission:
                 # every message has a token at least, and is worked on even when it says nothing
                 num_messages = len(request.chat.messages)
                 check_prompt_length(max(1, num_messages), self.limits.max_context, at_least=True)
-                messages, offered = read_messages(request.chat), tools.offered if tools is not None else ()
+                for index, message in enumerate(request.chat.messages):
+                    check_sizes(message, f"chat.messages[{index}]")
+                offered = tools.offered if tools is not None else ()
                 num_characters = sum(len(m.content) + len(m.tool_calls_json) for m in request.chat.messages)
                 num_characters += len(request.chat.tools_json) if offered else 0
                 self._check_characters(num_characters)
+                messages = read_messages(request.chat)
                 if num_characters + _MESSAGE_CHARACTERS * num_messages <= _INLINE_CHARACTERS:
                     return self._encoder.encode_chat(messages, offered)
                 return await asyncio.to_thread(self._encoder.encode_chat, messages, offered)

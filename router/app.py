@@ -61,7 +61,9 @@ class Router:
             model=model,
             tokenizer=tokenizer,
             admission=Admission(PromptEncoder(tokenizer), limits, self._constraints),
-            dispatcher=Dispatcher(self.registry, shape, max_retries=config.max_retries, caller=router_id),
+            dispatcher=Dispatcher(
+                self.registry, shape, max_retries=config.max_retries, max_wait_s=config.max_wait_s, caller=router_id
+            ),
             registry=self.registry,
         )
         self._endpoints = endpoints or _endpoint_source(config, link, router_id)
@@ -99,8 +101,9 @@ class Router:
         allow_wildcard = self.config.allow_wildcard
         if self.config.metrics is not None:
             metrics = Address.parse(self.config.metrics, "the address of metrics")
-            self._metrics = serve_metrics(metrics, allow_wildcard=allow_wildcard)
-            _log.info("metrics at http://%s/metrics", self._metrics.address)
+            self._metrics = serve_metrics(metrics, self.config.cluster, allow_wildcard=allow_wildcard)
+            scheme = "https" if self.config.cluster.tls.is_on else "http"
+            _log.info("metrics at %s://%s/metrics", scheme, self._metrics.address)
         if self._http is not None and self.config.http_listen is not None:
             listen = Address.parse(self.config.http_listen, "the address of HTTP")
             self.http_address = await self._http.start(listen, allow_wildcard=allow_wildcard)

@@ -68,6 +68,7 @@ class Attempt:
         self._call: Any = None
         self._prefill_task: asyncio.Task[None] | None = None
         self._failure: ShoalError | None = None
+        self._at_fault: set[tuple[str, int]] = set()  # of `report.failed` those that failed, rather than refused
         self._decode_debt = _Debt(decode, cost.decode.token_layers)
         self._prefill_debt = _Debt(prefill, cost.prefill.token_layers) if prefill is not None else None
 
@@ -87,6 +88,7 @@ class Attempt:
         Raises the first error of either leg. A leg that was cancelled by its own worker counts as Unavailable.
         """
         self._decode.hold(self._decode_lost)
+        self._decode.begin()
         if self._prefill is not None:
             self._prefill.hold(self._prefill_lost)
         try:
@@ -119,8 +121,19 @@ class Attempt:
             raise
         finally:
             self.report.progress.end(AttemptState.CANCELLED)
+            self._judge()
             self._trace()
             await self._end()
+
+    def _judge(self) -> None:
+        """What the attempt says of its workers. A prefill worker that was never called is not judged."""
+        self._decode.judge(self._verdict(self._decode, well=self._is_over))
+        if self._prefill is not None and self._prefill_task is not None:
+            self._prefill.judge(self._verdict(self._prefill, well=self.report.prefill is not None))
+
+    def _verdict(self, worker: Worker, *, well: bool) -> bool | None:
+        """A worker that was told to go hands over what it has: no fault."""
+        return True if well else False if worker.key in self._at_fault and not worker.is_leaving else None
 
     def _trace(self) -> None:
         report = self.report
@@ -178,6 +191,7 @@ class Attempt:
         if self._prefill is None:
             raise InternalError("decode expects a transfer, but the prompt has no prefill tokens")
         self.report.prefill_worker = self._prefill.worker_id
+        self._prefill.begin()
         self._prefill_task = asyncio.create_task(self._run_prefill(self._prefill, reserved))
 
     async def _run_prefill(self, worker: Worker, reserved: worker_pb2.Reserved) -> None:
@@ -243,6 +257,10 @@ class Attempt:
             and not self._prefill_task.done()
         ):
             self.report.failed.add(self._prefill.key)
+        if isinstance(error, Unavailable | InternalError):
+            self._at_fault |= self.report.failed
+        if worker is self._prefill and isinstance(error, Unavailable) and worker.state != "dead":
+            self.report.failed.add(self._decode.key)  # it may be the link: not accused, but avoided if there is another
         return error
 
     def _time_left(self) -> float:

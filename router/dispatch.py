@@ -17,6 +17,7 @@ from shoal.errors import CapacityExceeded, ShoalError, Unavailable
 from shoal.placement.balance import choose_pair
 from shoal.placement.cost import request_cost
 from shoal.router.attempt import Attempt, AttemptReport
+from shoal.router.gate import Gate
 from shoal.router.instruments import FALLBACKS, RESUMED, RETRIES
 from shoal.router.legs import DispatchRequest
 from shoal.router.output import ChildEnd, Output, OutputToken, PromptLogprobs
@@ -42,8 +43,16 @@ class Dispatcher:
     """Runs requests over the registry's workers."""
 
     def __init__(
-        self, registry: Registry, shape: ModelShape, *, max_retries: int, rng: random.Random | None = None, caller: str = ""
+        self,
+        registry: Registry,
+        shape: ModelShape,
+        *,
+        max_retries: int,
+        max_wait_s: float = 0.0,
+        rng: random.Random | None = None,
+        caller: str = "",
     ) -> None:
+        self.gate = Gate(registry, shape, max_wait_s)
         self._registry = registry
         self._shape = shape
         self._max_retries = max_retries
@@ -108,7 +117,7 @@ class Dispatch:
     async def outputs(self) -> AsyncGenerator[list[Output], None]:
         """Tokens, each once, and the end of each child. Raises what no retry could mend."""
         failed: set[tuple[str, int]] = set()
-        full: set[tuple[str, int]] = set()
+        full = self._dispatcher.gate.crowded(self._request)
         error: ShoalError | None = None
         while self._token_ids:
             try:
@@ -116,6 +125,7 @@ class Dispatch:
             except Unavailable as nobody:
                 raise error or nobody from None
             replays = {index: tuple(token_ids) for index, token_ids in self._token_ids.items()}
+            self._dispatcher.gate.sent(self._request, *workers)
             self._attempt = self._dispatcher.attempt(self._request, replays, workers)
             self.report.attempt = self._attempt.report
             try:

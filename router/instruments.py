@@ -27,6 +27,16 @@ EXPOSED_TRANSFER_SECONDS = histogram(
     "shoal_router_exposed_transfer_seconds", "What the transfer adds to TTFT after the last layer was computed", ("visibility",)
 )
 READY_WORKERS = gauge("shoal_router_ready_workers", "Workers that may be chosen", ("pool",))
+BREAKER_STATE = gauge(
+    "shoal_router_breaker_state", "0 closed, 0.5 half open (one request tries), 1 open: none is sent", ("worker", "leg")
+)
+BREAKER_TRANSITIONS = counter(
+    "shoal_router_breaker_transitions_total", "Changes of breakers, by the state they came to", ("worker", "leg", "state")
+)
+REFUSED = counter(
+    "shoal_router_refused_requests_total", "Requests refused early, by the bound that their wait would pass", ("bound",)
+)
+PREDICTED_WAIT = histogram("shoal_router_predicted_wait_seconds", "Predicted wait for a start, of requests that were let in")
 WATCH_RECONNECTS = counter(
     "shoal_router_reopened_endpoint_streams_total", "Times the list of endpoints had to be asked for again"
 )

@@ -34,6 +34,7 @@ BEAT: Final = "router moves"  # printed again and again with --beat-s
 @click.option("--max-boundary-tokens", default=64, help="Longest boundary a request may ask for.")
 @click.option("--max-context", type=int, help="Tokens of prompt and answer together, if less than the model's.")
 @click.option("--max-retries", default=1, help="Other attempts after a worker failed.")
+@click.option("--max-wait-s", default=60.0, help="Refuse at once what would wait longer for its start; 0: never.")
 @click.option("--flush-ms", default=20.0, help="How long tokens may wait to share a message.")
 @click.option("--max-request-s", default=3600.0, help="Deadline of requests that bring none.")
 @click.option("--name", default="router", help="What its log lines are signed with.")

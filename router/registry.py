@@ -127,6 +127,7 @@ def _compatible(prefill: WorkerLoadView, decode: WorkerLoadView) -> bool:
 
 
 async def _report(worker: Worker) -> shoal_pb2.WorkerLoad | None:
+    num_sent = len(worker.sent)
     try:
         load: shoal_pb2.WorkerLoad = await worker.stub.GetLoad(worker_pb2.GetLoadRequest(), timeout=_REPORT_TIMEOUT_S)
     except asyncio.CancelledError:
@@ -138,5 +139,5 @@ async def _report(worker: Worker) -> shoal_pb2.WorkerLoad | None:
             _log.warning("%s worker %s does not answer; it is chosen last until it does", worker.pool, worker.worker_id)
         worker.answers = False
         return None
-    worker.reported(load.outstanding_token_layers)
+    worker.reported(load, num_sent)
     return load

@@ -9,9 +9,6 @@ from shoal.router.validation import RequestLimits, check_token_ids
 from shoal.types import Constraint, ConstraintKind, SamplingParams
 from shoal.visibility import Visibility, VisibilityKind
 
-MAX_STOP_STRINGS: Final = 64
-MAX_STOP_CHARACTERS: Final = 1024  # of one stop string
-MAX_LOGIT_BIASES: Final = 1024
 MAX_CHILDREN: Final = 128  # n
 MAX_LOGPROBS: Final = 20  # beside a token
 SEED_BITS: Final = 64
@@ -28,11 +25,7 @@ def check_sampling(
             f"prompt ({num_prompt_tokens} tokens) + max_tokens ({max_tokens}) exceed the context limit of {limits.max_context}; "
             f"set max_tokens to at most {room} or leave it out"
         )
-    if len(message.stop) > MAX_STOP_STRINGS or any(len(stop) > MAX_STOP_CHARACTERS for stop in message.stop):
-        raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings of at most {MAX_STOP_CHARACTERS} characters")
     check_token_ids(message.stop_token_ids, limits.vocab_size, "stop_token_ids")
-    if len(message.logit_bias) > MAX_LOGIT_BIASES:
-        raise InvalidRequest(f"logit_bias takes at most {MAX_LOGIT_BIASES} token ids, not {len(message.logit_bias)}")
     check_token_ids(sorted(message.logit_bias), limits.vocab_size, "logit_bias: id")
     stop_token_ids = (*message.stop_token_ids, *(() if message.ignore_eos else limits.eos_token_ids))
     return SamplingParams(

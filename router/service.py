@@ -17,6 +17,7 @@ from shoal.router import instruments
 from shoal.router.aborts import abort_elsewhere
 from shoal.router.admission import Admission, Admitted
 from shoal.router.dispatch import Dispatcher
+from shoal.router.field_sizes import check_sizes
 from shoal.router.generation import Generation
 from shoal.router.journal import Entry, journal
 from shoal.router.output import Answer
@@ -138,6 +139,7 @@ class RouterService:
     async def detokenize(self, request: shoal_pb2.DetokenizeRequest) -> shoal_pb2.DetokenizeResponse:
         """The text of ids, special tokens included unless they are to be skipped."""
         limits = self.parts.admission.limits
+        check_sizes(request)
         check_model(request.model, limits.model)
         check_token_ids(request.token_ids, limits.vocab_size, "token_ids")
         text = await asyncio.to_thread(

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
+from shoal.router.field_sizes import check_sizes
 from shoal.router.service import RouterService
 from shoal.rpc import time_remaining_s
 from shoal.rpc.tracing import continue_trace
@@ -41,6 +42,7 @@ class ShoalServicer(shoal_pb2_grpc.ShoalServicer):
         return await self._service.detokenize(request)
 
     async def Abort(self, request: shoal_pb2.AbortRequest, context: "Context[Any, Any]") -> shoal_pb2.AbortResponse:
+        check_sizes(request)
         return shoal_pb2.AbortResponse(num_aborted=await self._service.abort(request.request_ids))
 
     async def GetModelInfo(

@@ -2,12 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from shoal.errors import InvalidConfig, InvalidRequest, NotFound
 from shoal.visibility import Visibility
-
-MAX_REQUEST_ID_CHARACTERS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +33,6 @@ class RequestLimits:
     def policies(self) -> tuple[Visibility, ...]:
         """The allow-list: what each entry is on this model, without its boundary, each once."""
         return tuple(dict.fromkeys(visibility.resolve(self.num_layers).policy for visibility in self.visibilities))
-
-
-def check_request_id(request_id: str) -> None:
-    """Raises InvalidRequest when the client's id is too long to echo and log."""
-    if len(request_id) > MAX_REQUEST_ID_CHARACTERS:
-        raise InvalidRequest(f"request_id has {len(request_id)} characters; use at most {MAX_REQUEST_ID_CHARACTERS}")
 
 
 def check_model(model: str, served: str) -> None:

@@ -1,17 +1,25 @@
 """One worker as the router holds it: who it is, its channel, what it owes. Knows protos; opens no connection by itself."""
 
+import logging
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
+from shoal.config.logs import log_event
 from shoal.errors import InvalidRequest, Unavailable
 from shoal.pb.internal.v1 import worker_pb2, worker_pb2_grpc
+from shoal.pb.v1 import shoal_pb2
 from shoal.placement.balance import WorkerLoadView
-from shoal.types import DType, Fingerprint
+from shoal.router.breaker import Breaker, BreakerState
+from shoal.router.instruments import BREAKER_STATE, BREAKER_TRANSITIONS
+from shoal.types import DType, Fingerprint, Priority
 from shoal.visibility import Visibility
 
 PREFILL, DECODE = "prefill", "decode"
+_BREAKER_LEVELS: Final = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
+_log = logging.getLogger(__name__)
 
 
 def read_fingerprint(message: worker_pb2.Fingerprint) -> Fingerprint:
@@ -44,6 +52,10 @@ class Worker:
         self.stub = make_stub(channel)
         self.own_token_layers = 0  # sent by this router and not yet done
         self.foreign_token_layers = 0  # reported by the worker beyond that: other routers' requests
+        self.load = shoal_pb2.WorkerLoad()  # as last reported
+        self.sent: list[tuple[Priority, int]] = []  # by this router since: what each needs (blocks, or token-layers of prefill)
+        self._breaker = Breaker()
+        BREAKER_STATE.labels(self.worker_id, self.pool).set(0)
         self._on_lost: set[Callable[[Unavailable], None]] = set()
         self._lost: Unavailable | None = None
 
@@ -66,6 +78,7 @@ class Worker:
             max_boundary_tokens=self.max_boundary_tokens,
             outstanding_token_layers=self.own_token_layers + self.foreign_token_layers,
             is_ready=self.state == "ready",
+            is_tripped=not self._breaker.allows(time.monotonic()),
         )
 
     @property
@@ -73,10 +86,41 @@ class Worker:
         """Whether it was told to go, in order: what it gives up is handed over, not failed."""
         return self.state in ("draining", "gone") and self._lost is None
 
-    def reported(self, outstanding_token_layers: int) -> None:
-        """Take a worker's own report: what it holds beyond this router's requests is other routers' work."""
+    def reported(self, load: shoal_pb2.WorkerLoad, num_sent: int) -> None:
+        """Take a worker's own report, asked for when `sent` was so long.
+
+        What it holds beyond this router's requests is other routers' work.
+        """
         self.answers = True
-        self.foreign_token_layers = max(0, outstanding_token_layers - self.own_token_layers)
+        self.load = load
+        del self.sent[:num_sent]
+        self.foreign_token_layers = max(0, load.outstanding_token_layers - self.own_token_layers)
+
+    @property
+    def breaker_state(self) -> BreakerState:
+        return self._breaker.state
+
+    def begin(self) -> None:
+        """An attempt is sent. Whatever its end, `judge` is told."""
+        self._note(lambda: self._breaker.begin(time.monotonic()))
+
+    def judge(self, verdict: bool | None) -> None:
+        """An attempt has ended: well, by a fault of this worker (False), or in a way that proves nothing (None)."""
+        if verdict is None:
+            self._note(self._breaker.give_up)
+        else:
+            self._note(self._breaker.succeed if verdict else lambda: self._breaker.fail(time.monotonic()))
+
+    def _note(self, happens: Callable[[], None]) -> None:
+        before = self._breaker.state
+        happens()
+        if (now := self._breaker.state) is not before:
+            BREAKER_STATE.labels(self.worker_id, self.pool).set(_BREAKER_LEVELS[now])
+            BREAKER_TRANSITIONS.labels(self.worker_id, self.pool, now).inc()
+            log_event(
+                _log, logging.WARNING if now is BreakerState.OPEN else logging.INFO, "breaker", worker=self.worker_id,
+                leg=self.pool, epoch=self.epoch, state=now, before=before, opens_for_s=self._breaker.waits_s(time.monotonic()),
+            )  # fmt: skip
 
     def hold(self, on_lost: Callable[[Unavailable], None]) -> None:
         """Be told when the worker is declared dead, at once if it already is."""

@@ -6,7 +6,7 @@ from shoal.placement.arithmetic import decode_kv_layer_tokens
 from shoal.placement.cost import kv_layer_tokens_read, request_cost
 from shoal.simulator.machine import Machine
 from shoal.simulator.model_spec import ModelSpec
-from shoal.simulator.step_cost import StepCost, StepWork
+from shoal.simulator.step_cost import StepCost, StepWork, chunks
 from shoal.simulator.transfer_cost import HandoffCost, Wire, handoff_cost
 from shoal.visibility import Visibility
 
@@ -45,6 +45,29 @@ def first_step_s(cost: StepCost, num_prompt_tokens: int) -> float:
             num_projected_tokens=split.num_prefill_tokens if visibility.late else 0,
         )
     )
+
+
+def colocated_ttft_s(cost: StepCost, num_prompt_tokens: int, token_budget: int) -> float:
+    """A prompt alone on a worker that runs it and answers: the step of its last chunk samples the first token as well."""
+    visibility, shape = cost.visibility, cost.model.shape
+    split, num_layers = visibility.split(num_prompt_tokens), cost.model.shape.num_layers
+    total = 0.0
+    for start, stop in chunks(0, num_prompt_tokens, token_budget):
+        num_prefill = max(0, min(stop, split.num_prefill_tokens) - start)
+        num_decode = stop - start - num_prefill
+        samples = stop == num_prompt_tokens
+        read = kv_layer_tokens_read(shape, visibility, num_prompt_tokens, num_decode) if samples else 0
+        total += cost.step_s(
+            StepWork(
+                num_rows=int(samples),
+                num_kv_layer_tokens=read,
+                num_chunk_tokens=num_decode - int(samples),
+                num_pairs=cost.lower_pairs(start, start + num_prefill),
+                num_deep_tokens=split.num_anchor_tokens if num_decode and visibility.depth(num_layers) < num_layers else 0,
+                num_prefill_tokens=num_prefill,
+            )
+        )
+    return total
 
 
 def decode_step_s(cost: StepCost, batch: int, num_prompt_tokens: int, num_generated: int = 1) -> float:

@@ -21,6 +21,7 @@ from shoal.router.http.errors import answer_error, as_shoal_error, error_body
 from shoal.router.instruments import HTTP_REQUESTS
 from shoal.router.service import RouterService
 from shoal.router.tenants import TokenBook
+from shoal.rpc.tracing import continue_trace
 
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _FIELDS: Final[Mapping[str, Collection[str]]] = {
@@ -45,6 +46,7 @@ def http_app(service: RouterService, config: RouterConfig, book: TokenBook | Non
         Route("/tokenize", small.tokenize, methods=["POST"]),
         Route("/detokenize", small.detokenize, methods=["POST"]),
     ]
+    routes.insert(0, Route("/", small.index(routes), methods=["GET"]))
     handlers: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
         ShoalError: _on_error,
         HTTPException: _on_http_error,
@@ -67,6 +69,7 @@ class _Door:
         scope["app"] = self  # lets Starlette raise its 404 and 405 rather than write them in plain text
         request = Request(scope, receive)
         path = scope["path"] if scope["path"] in self._paths else "other"
+        continue_trace((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
         status: int | None = None
 
         async def tell(message: Message) -> None:
@@ -93,7 +96,10 @@ async def _on_error(request: Request, error: ShoalError) -> Response:
 
 
 async def _on_http_error(request: Request, error: HTTPException) -> Response:
-    words = {404: f"there is nothing at {request.url.path}", 405: f"{request.url.path} does not take {request.method}"}
+    words = {
+        404: f"there is nothing at {request.url.path}; GET / lists what there is",
+        405: f"{request.url.path} does not take {request.method}",
+    }
     body = error_body(words.get(error.status_code, error.detail), "invalid_request_error", None, None)
     return JSONResponse(body, error.status_code, error.headers)
 

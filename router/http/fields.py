@@ -2,7 +2,6 @@
 
 import difflib
 import json
-import math
 from collections.abc import Collection, Mapping
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -90,7 +89,7 @@ class Fields:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.refuse(name, f"must be a number, not {kind_of(value)}")
-        if not math.isfinite(value) or abs(value) > 3.4e38:
+        if not abs(value) <= 3.4e38:  # NaN is not
             self.refuse(name, "must be a finite number")
         return float(value)
 

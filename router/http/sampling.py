@@ -102,7 +102,7 @@ def include_usage(fields: Fields) -> bool:
 def _read_logit_bias(fields: Fields, sampling: shoal_pb2.SamplingParams) -> None:
     biases = fields.nested("logit_bias")
     for key in biases.names if biases is not None else ():
-        if not (key.isascii() and key.isdigit() and int(key) < 1 << 32):
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < 1 << 32):
             raise BadField("logit_bias", f'logit_bias has the key {key!r}; keys are token ids, as in {{"42": -100}}')
         bias = biases.number(key) if biases is not None else None
         sampling.logit_bias[int(key)] = bias or 0.0

@@ -1,13 +1,17 @@
 """Everything beside completions: models, health, metrics, tokenize, detokenize. Translates; knows no socket."""
 
 import asyncio
+import inspect
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
+import shoal
 from shoal.errors import NotFound
 from shoal.metrics import REGISTRY
 from shoal.pb.v1 import shoal_pb2
@@ -30,6 +34,21 @@ class SmallEndpoints:
         self._service, self._limits = service, limits
         self._names = TokenNames(service.parts.tokenizer)
         self._created = int(time.time())
+
+    def index(self, routes: Sequence[Route]) -> Callable[[Request], Awaitable[Response]]:
+        """GET /: every endpoint, for whoever opens the address in a browser."""
+        listed = {
+            f"{'GET' if 'GET' in (route.methods or ()) else 'POST'} {route.path}": str(inspect.getdoc(route.endpoint)).partition(
+                ": "
+            )[2]
+            or "OpenAI's"
+            for route in routes
+        }
+
+        async def answer(request: Request) -> Response:
+            return JSONResponse({"shoal": shoal.__version__, "model": self._model()["id"], "endpoints": listed})
+
+        return answer
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models: the one that is served."""

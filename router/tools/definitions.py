@@ -10,7 +10,7 @@ from typing import Any, Final
 from shoal.errors import InvalidRequest
 
 MAX_TOOLS: Final = 128
-_NAME: Final = re.compile(r"^[a-zA-Z0-9_.-]{1,64}$")
+_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
 
 class ToolMode(StrEnum):
@@ -88,7 +88,7 @@ def _check(tool: Any, where: str) -> None:
     if not isinstance(function, dict):
         raise InvalidRequest(f"{where}.function must be an object")
     name = function.get("name")
-    if not isinstance(name, str) or not _NAME.match(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequest(f"{where}.function.name must be 1 to 64 letters, digits, '_', '-' or '.'")
     if not isinstance(function.get("description") or "", str):
         raise InvalidRequest(f"{where}.function.description must be a text")
@@ -133,3 +133,5 @@ def _load(text: str, what: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise InvalidRequest(f"{what} is not JSON: {error}") from None
+    except RecursionError:
+        raise InvalidRequest(f"{what} is nested too deeply") from None

@@ -63,7 +63,7 @@ def _calls(text: str, where: str) -> list[Message]:
             }
             for call in calls
         ]
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise InvalidRequest(
             f'{where}: tool_calls must be a list of {{"id": …, "type": "function", "function": {{"name": …, "arguments": …}}}}, '
             "the arguments being a JSON object, written out as a string"

@@ -66,7 +66,8 @@ def fit(measured: Measured, *, name: str, source: str, gpu: Gpu | None, link: Li
     notes: list[str] = []
     seconds = _solve(measured)
     if not seconds["linear"]:
-        raise InvalidConfig("prefill did not take longer for longer prompts; measure longer ones, or fewer things at once")
+        words = f"prefill took no longer for longer prompts: {_extremes(measured)}"
+        raise InvalidConfig(f"{words}; measure longer ones, on a quieter machine")
     for unknown, words in (("attention", "attention of prompts"), ("kv", "KV reads"), ("weights", "weight reads")):
         if not seconds[unknown]:
             notes.append(f"{words} could not be told from nothing: taken as free; measure longer contexts or larger batches")
@@ -91,6 +92,16 @@ def fit(measured: Measured, *, name: str, source: str, gpu: Gpu | None, link: Li
     return _with_transfers(
         measured, Fit(gpu, link or Link(name, _FASTEST, 0.0, source), profile, tuple(notes)), is_given=bool(link)
     )
+
+
+def _extremes(measured: Measured) -> str:
+    """What the shortest and the longest prompt took, in words."""
+    ordered = sorted(measured.prefill, key=lambda point: point.num_prompt_tokens)
+    texts = []
+    for point in (ordered[0], ordered[-1]):
+        took, spread = 1e3 * point.prefill.middle, 100 * point.prefill.spread
+        texts.append(f"{point.num_prompt_tokens} tokens took {took:.0f} ms (repeats differ by {spread:.0f}%)")
+    return " and ".join(texts)
 
 
 def _solve(measured: Measured) -> dict[str, float]:

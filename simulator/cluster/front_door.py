@@ -16,6 +16,7 @@ from shoal.placement.cost import request_cost
 from shoal.placement.disaggregate import NEVER_LOCAL, DisaggregationRule, choose_prefill_site
 from shoal.simulator.cluster.decode_node import DecodeNode
 from shoal.simulator.cluster.events import Event
+from shoal.simulator.cluster.gate import Gate
 from shoal.simulator.cluster.job import Job
 from shoal.simulator.cluster.life import Life
 from shoal.simulator.cluster.network import Flow, Port
@@ -40,6 +41,7 @@ class FrontDoor:
     max_retries: int
     disaggregation: DisaggregationRule = NEVER_LOCAL
     local_fallback: bool = False
+    gate: Gate | None = None
     request_s: float = 0.0  # what the router, the reservation and the reply take, all of it ahead of the choice
     prefill: dict[str, PrefillNode] = field(default_factory=dict)
     decode: dict[str, DecodeNode] = field(default_factory=dict)
@@ -121,7 +123,11 @@ class FrontDoor:
 
     def _dispatch(self, job: Job, now: float) -> list[Event]:
         """Choose workers and reserve; a full worker is passed over for this request, as often as retries allow."""
-        full: set[str] = set()
+        try:
+            full = self.gate.crowded(job, now) if self.gate is not None else set()
+        except CapacityExceeded:
+            self.ended(job, "would wait too long")
+            return []
         while True:
             try:
                 decode, prefill = self._choose(job, frozenset(full), now)

@@ -9,6 +9,7 @@ from shoal.errors import CapacityExceeded, InternalError
 from shoal.placement.blocks import BlockIds, BlockPool
 from shoal.placement.fair_queue import FairQueue
 from shoal.placement.prefix_cache import PrefixCache, PrefixHit, PrefixQuery
+from shoal.placement.rates import HoldTimes
 from shoal.placement.reservation import ReservationSize, check_fits_ever
 from shoal.placement.tables import KvLayout, RequestTables
 from shoal.simulator.cluster.job import Job
@@ -21,6 +22,7 @@ class Holding:
 
     tables: RequestTables
     state_blocks: BlockIds
+    since_s: float
     num_cached_tokens: int = 0  # of the prompt, shared with the prefix cache from the start
 
 
@@ -49,6 +51,7 @@ class Holders:
     _waiting: FairQueue[Job] = field(default_factory=FairQueue)
     _wanted: dict[Job, Wanted] = field(default_factory=dict)  # of those that wait
     _since_s: float = 0.0
+    _hold_times: HoldTimes = field(default_factory=HoldTimes)
 
     @property
     def num_waiting(self) -> int:
@@ -97,6 +100,7 @@ class Holders:
         holding = self._holdings.pop(job.key)
         self.blocks.release(holding.state_blocks)
         holding.tables.release()
+        self._hold_times.ended(now - holding.since_s)
         return self._admit(now)
 
     def cancel(self, job: Job, now: float) -> list[Job]:
@@ -117,6 +121,19 @@ class Holders:
             self.blocks.release(holding.state_blocks)
             holding.tables.release()
         self._holdings.clear()
+
+    @property
+    def num_holders(self) -> int:
+        return len(self._holdings)
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """(Jobs that wait, blocks that they need)."""
+        return self._waiting.waiting()[USUAL_TURN.priority]
+
+    def mean_hold_s(self, now: float) -> float:
+        """How long jobs hold their blocks."""
+        return self._hold_times.mean_s(now, [holding.since_s for holding in self._holdings.values()])
 
     @property
     def reserved_share(self) -> float:
@@ -167,7 +184,7 @@ class Holders:
             tables.share(hit.blocks)
         tables.reserve(size.num_lower_slots, size.num_upper_slots)
         states = self.blocks.allocate(self._state_blocks(size))
-        self._holdings[job.key] = Holding(tables, states, 0 if hit is None else hit.num_tokens)
+        self._holdings[job.key] = Holding(tables, states, now, 0 if hit is None else hit.num_tokens)
         self.peak_blocks = max(self.peak_blocks, self.blocks.num_used)
 
     def _account(self, now: float) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from shoal.placement.batching import Batcher, Chunk, TokenCursor
+from shoal.placement.rates import WorkRate
 from shoal.placement.reservation import prefill_reservation
 from shoal.placement.tables import KvLayout
 from shoal.simulator.cluster.events import Event
@@ -31,6 +32,7 @@ class PrefillNode:
     latency_s: float  # of one message
     handoff_s: float  # constant per request
     life: Life = field(default_factory=Life)
+    rate: WorkRate = field(default_factory=WorkRate)  # token-layers per second, as the live worker reports it
     busy_s: float = 0.0
     num_steps: int = 0
     _batcher: Batcher = field(default_factory=Batcher)
@@ -93,6 +95,7 @@ class PrefillNode:
                 job.prefill_start_s = now
         cost = self.cost.prefill_step([(chunk.start, chunk.stop) for chunk in chunks])
         self.busy_s += cost.total_s
+        self.rate.ran(sum(chunk.num_tokens for chunk in chunks) * self.cost.depth, cost.total_s)
         self.num_steps += 1
         shipped = [self._shipped(chunk) for chunk in chunks]
         first_layer = now + cost.overhead_s + cost.layers_s / self.cost.depth

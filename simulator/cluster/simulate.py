@@ -10,6 +10,7 @@ from shoal.simulator.cluster.decode_node import DecodeNode
 from shoal.simulator.cluster.events import EventLoop
 from shoal.simulator.cluster.failures import Failures
 from shoal.simulator.cluster.front_door import FrontDoor
+from shoal.simulator.cluster.gate import Gate
 from shoal.simulator.cluster.histogram import LogHistogram
 from shoal.simulator.cluster.life import Life
 from shoal.simulator.cluster.network import Network
@@ -51,6 +52,8 @@ def simulate(
         local_fallback=spec.local_fallback,
         request_s=spec.request_s,
     )
+    if spec.max_wait_s is not None:
+        door.gate = Gate(spec.max_wait_s, door.decode, door.prefill, door.prefill_owed)
     workers = Workers(spec, door, Network(spec.fabric_bytes_per_s), gaps)
     workers.add_all()
     failures = Failures(spec.failures or FailureSpec(), door, seed)

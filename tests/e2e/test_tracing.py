@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from shoal.pb.v1 import shoal_pb2
 from shoal.rpc import tracing
 from tests.e2e.served import served
+from tests.fakes.cluster import Cluster
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 MARK = "zqxjkvbw"
@@ -63,6 +65,17 @@ async def test_one_request_is_one_trace_under_its_callers_span(tiny_model: Path,
     others = [span for span in spans if span.name == "request" and span.context.trace_id != root.context.trace_id]
     assert [span.attributes["shoal.request_id"] for span in others] == ["second"] and others[0].parent is None
     assert not [span for span in spans if MARK in str(span.attributes) or MARK in span.name]
+
+
+async def test_a_trace_joins_at_the_http_door(exporter: Any) -> None:
+    async with Cluster() as c, httpx2.AsyncClient(base_url=c.http) as http:
+        c.decode[0].script = [40]
+        for headers in ({"traceparent": CALLER}, {}):
+            answer = await http.post("/v1/completions", json={"prompt": MARK, "max_tokens": 2}, headers=headers)
+            assert answer.status_code == 200
+    joined, own = (span for span in exporter.get_finished_spans() if span.name == "request")
+    assert f"{joined.context.trace_id:032x}" in CALLER and f"{joined.parent.span_id:016x}" in CALLER
+    assert own.parent is None and own.context.trace_id != joined.context.trace_id
 
 
 def test_without_an_endpoint_nothing_is_traced_and_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

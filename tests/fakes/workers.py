@@ -57,6 +57,7 @@ class FakeWorker:
         self.error: ShoalError | None = None  # raised before any work
         self.hang = False
         self.outstanding = 0
+        self.report: dict[str, Any] = {}  # more of its load report
         self.is_silent = False  # gives no load report
         self.server = RpcServer()
 
@@ -83,8 +84,9 @@ class FakeWorker:
         if self.is_silent:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no report")
         return shoal_pb2.WorkerLoad(
-            worker_id=self.worker_id, pool=self.pool, num_running_reqs=self.running, outstanding_token_layers=self.outstanding
-        )
+            worker_id=self.worker_id, pool=self.pool, num_running_reqs=self.running, outstanding_token_layers=self.outstanding,
+            **self.report,
+        )  # fmt: skip
 
 
 class FakeDecodeWorker(FakeWorker, worker_pb2_grpc.DecodeWorkerServicer):

@@ -1,7 +1,9 @@
 """What the clients do beyond one call: every parameter, n, scores, retries, TLS, tokens; against scripted servers."""
 
 import asyncio
+import os
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import fields
 from pathlib import Path
@@ -237,3 +239,12 @@ async def test_tls_and_tokens(own_certificate: tuple[Path, Path]) -> None:
         tls_credentials(certificate=certificate)
     with pytest.raises(InvalidConfig, match="cannot read"):
         tls_credentials(ca=key.with_name("none.pem"))
+
+
+def test_the_evaluation_command_without_lm_eval_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "lm_eval.py").write_text("raise ModuleNotFoundError('no', name='lm_eval')")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
+    command = [sys.executable, "-m", "shoal.client.lm_eval_model", "--help"]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.strip() == "lm-eval is not installed (lm_eval is missing): pip install 'shoal[eval]'"

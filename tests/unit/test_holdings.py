@@ -121,8 +121,9 @@ async def test_limits() -> None:
     first = await holdings.reserve(LAYOUT, LARGE)
     waiter = asyncio.create_task(holdings.reserve(LAYOUT, LARGE))
     await asyncio.sleep(0)
-    with pytest.raises(CapacityExceeded, match="retry later"):
+    with pytest.raises(CapacityExceeded, match="retry later") as refused:
         await holdings.reserve(LAYOUT, SMALL)
+    assert refused.value.retry_after_s == 1.0
     holdings.release(first)
     holdings.release(await waiter)
 

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from shoal import errors
+from shoal.client import AsyncClient, Retry, tls_credentials
 from shoal.router.http.errors import ROWS, answer_error
 from tests.fakes.cluster import Cluster
 from tests.fakes.workers import until
@@ -258,3 +259,25 @@ async def test_every_error_has_a_row() -> None:
         assert answer.status >= 400 and (kind in ROWS or kind in (errors.ShoalError, errors.InvalidConfig))
     unauthenticated = answer_error(errors.Unauthenticated("no token"))
     assert unauthenticated.status == 401 and ("www-authenticate", "Bearer") in unauthenticated.headers
+
+
+async def test_the_root_lists_every_endpoint(http: httpx2.AsyncClient) -> None:
+    listed = (await http.get("/")).json()["endpoints"]
+    assert {"GET /health", "GET /metrics", "GET /v1/models", f"POST {CHAT}", f"POST {TEXT}"} <= set(listed) and all(
+        listed.values()
+    )
+    assert "GET / lists" in (await http.get("/v2")).json()["error"]["message"]
+
+
+async def test_a_client_at_the_wrong_port_is_told_so(shared: Cluster) -> None:
+    at_http = shared.http.removeprefix("http://")
+    options: dict[str, Any]
+    for address, options, words in (
+        (at_http, {}, "speaks HTTP, not gRPC; give the port of --listen"),
+        (shared.address, {"credentials": tls_credentials()}, "speaks no TLS"),
+        (shared.http, {}, "must be host:port, without http://"),
+        (shared.decode[0].description.address, {}, "no Shoal router"),
+    ):
+        async with AsyncClient(address, retry=Retry(attempts=1), **options) as client:
+            with pytest.raises(errors.ShoalError, match=words):
+                await client.server_info()

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from shoal.errors import Cancelled
+from shoal.errors import Cancelled, Unavailable
 from shoal.pb.v1 import shoal_pb2
 from tests.fakes.cluster import Cluster, request
 from tests.fakes.workers import FakeDecodeWorker, until
@@ -50,3 +50,14 @@ async def test_a_death_does_cost_one() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await running
         assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_when_prefill_complains_the_next_attempt_avoids_both_ends_of_the_link() -> None:
+    async with Cluster(1, 2) as c:
+        c.prefill[0].error = Unavailable("the control stream to the decode worker ended")
+        running = asyncio.create_task(stream(c))
+        await until(lambda: len(c.prefill[0].seen) == 1)
+        c.prefill[0].error = None
+        token_ids, complete = await running
+        assert len(token_ids) == 12 and complete.num_retries == 1
+        assert [len(worker.seen) for worker in c.decode] == [1, 1]

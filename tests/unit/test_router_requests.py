@@ -60,9 +60,15 @@ BAD = [
     (request(logprobs=-1), "logprobs must lie in 0…20"),
     (request(logprobs=21), "logprobs must lie in 0…20"),
     (request(stop=[""]), "stop strings must not be empty"),
-    (request(stop=["x"] * 65), "at most 64 strings"),
+    (request(stop=["x"] * 65), "sampling_params.stop has 65 entries; send at most 64"),
     (request(stop_token_ids=[49152]), r"stop_token_ids\[0\] is 49152"),
     (request(request_id="x" * 257), "request_id has 257 characters"),
+    (request(stop=["x", "y" * 1025]), "sampling_params.stop has an entry of 1025 characters; send at most 1024"),
+    (request(stop_token_ids=[5] * 1_000_000), "stop_token_ids has 1000000 entries; send at most 1024"),
+    (request(logit_bias=dict.fromkeys(range(1025), 1.0)), "logit_bias has 1025 entries; send at most 1024"),
+    (request(chat=shoal_pb2.ChatInput(tools_json=" " * (1 << 20) + "[]")), "chat.tools_json has 1048578 characters"),
+    (request(chat=chat(("user", "hi"), ("pirate" * 100, "arr"))), r"chat.messages\[1\].role has 600 characters"),
+    (shoal_pb2.GenerateRequest(text="a", model="m" * 257), "model has 257 characters"),
 ]
 
 

@@ -1,6 +1,7 @@
 import asyncio
 import os
 import shutil
+import socket
 import ssl
 import urllib.request
 from pathlib import Path
@@ -17,7 +18,7 @@ from shoal.config.worker import Pool
 from shoal.errors import InvalidConfig
 from shoal.pb.internal.v1 import worker_pb2, worker_pb2_grpc
 from shoal.router.http import HttpServer
-from shoal.rpc import Address, ClusterLink, RpcServer, open_channel
+from shoal.rpc import Address, ClusterLink, RpcServer, open_channel, serve_metrics
 from shoal.rpc.tls import PemFiles, http_context, server_credentials
 from tests.certificates import Authority, Issued
 
@@ -253,3 +254,25 @@ async def test_a_new_authority_for_clients_is_taken_while_the_server_runs(author
         trusted.write_bytes(other.ca.read_bytes())
         assert [await may_call(address, url, client) for client in (old, new)] == [False, True]
     await web.stop()
+
+
+def test_metrics_are_for_members_where_the_cluster_has_tls(authority: Authority, tmp_path: Path) -> None:
+    mine, stranger = authority.issue("metrics"), Authority(tmp_path, "other").issue("stranger")
+    server = serve_metrics(Address("127.0.0.1", 0), member(authority, mine))
+
+    def scrape(scheme: str = "https", identity: Issued | None = None) -> bytes:
+        context = ssl.create_default_context(cafile=str(authority.ca))
+        if identity is not None:
+            context.load_cert_chain(identity.certificate, identity.key)
+        tls = context if scheme == "https" else None
+        with urllib.request.urlopen(f"{scheme}://{server.address}/metrics", context=tls, timeout=5) as answer:
+            return bytes(answer.read())
+
+    silent = socket.create_connection(("127.0.0.1", server.address.port))  # says nothing and delays nobody
+    assert b"shoal_build_info" in scrape(identity=mine)
+    for scheme, identity in (("https", None), ("https", stranger), ("http", None)):
+        with pytest.raises(OSError):
+            scrape(scheme, identity)
+    assert b"shoal_build_info" in scrape(identity=mine), "and it serves on"
+    silent.close()
+    server.close()

@@ -98,6 +98,9 @@ def test_too_few_points_and_the_wrong_hardware_are_refused_with_words() -> None:
         fitted(replace(points(), decode=points().decode[:1]))
     with pytest.raises(InvalidConfig, match=r"linear layers reach 5\.\d\d times the nominal figure of host"):
         fitted(points(), gpu=replace(HOST, flops=1e11))
+    backwards = replace(points(), prefill=tuple(replace(p, prefill=Sample((1 / p.num_prompt_tokens,))) for p in points().prefill))
+    with pytest.raises(InvalidConfig, match=r"64 tokens took 16 ms \(repeats differ by 0%\) and 2048 tokens took 0 ms"):
+        fitted(backwards)
     with pytest.raises(InvalidConfig, match="at least two lengths"):
         Programme(SHOWN, lengths=(64, 64))
     with pytest.raises(InvalidConfig, match="at least two batches or contexts"):

@@ -21,7 +21,7 @@ from shoal.simulator.cluster.simulate import simulate
 from shoal.simulator.cluster.spec import ClusterSpec, Failure, FailureSpec, PoolSpec, Slo, num_kv_blocks
 from shoal.simulator.machine import Machine
 from shoal.simulator.profiles import PROFILES
-from shoal.simulator.request_cost import request_alone
+from shoal.simulator.request_cost import colocated_ttft_s, request_alone
 from shoal.simulator.step_cost import StepCost
 from shoal.simulator.transfer_cost import Wire, handoff_bytes
 from shoal.simulator.workload.distributions import Arrivals, Lengths, drawn
@@ -270,3 +270,12 @@ def test_a_mutated_placement_rule_changes_the_simulation(monkeypatch: pytest.Mon
         patched.setattr(Batcher, "_cut_chunks", lambda self, waiting, *rest: cut(self, waiting[::-1], *rest)[::-1])
         assert asdict(simulate(spec, load(rate=40))) != asdict(honest)
     assert asdict(simulate(spec, load(rate=40))) == asdict(honest)
+
+
+@pytest.mark.parametrize("text", ["full", "full:boundary=9", "speed:24", "speed:24:anchors=4:boundary=5", "pop:22"])
+@pytest.mark.parametrize("num_tokens", [700, 2048, 5000])
+def test_a_prompt_alone_on_a_colocated_worker_takes_what_the_bound_says(text: str, num_tokens: int) -> None:
+    spec = cluster(text, prefill=0)
+    outcome = simulate(spec, iter([SimRequest(0.0, num_tokens, 2)]))
+    alone = colocated_ttft_s(StepCost(LLAMA, MACHINE, spec.visibility), num_tokens, 2048)
+    assert outcome.ttft_s.p50 == pytest.approx(alone, rel=1e-3)

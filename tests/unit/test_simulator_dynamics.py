@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from shoal.cli.main import cli
 from shoal.errors import InvalidConfig, NotFound
+from shoal.placement.admission import WaitBounds
 from shoal.placement.autoscale import AutoscalePolicy
 from shoal.placement.disaggregate import DisaggregationRule
 from shoal.simulator.cluster import autoscaler
@@ -156,3 +157,14 @@ def test_decode_workers_run_short_prompts_themselves_by_placements_rule() -> Non
     refused = simulate(cluster(failures=dead), iter(requests))
     fallback = simulate(cluster(failures=dead, local_fallback=True), iter(requests))
     assert refused.refused == {"no worker is up": 8} and fallback.num_finished == 8 and fallback.wire_bytes == 0
+
+
+def test_who_would_wait_too_long_is_refused_at_once_by_placements_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = list(drawn(Arrivals(60.0), Lengths(4000, 0.5, 20_000), Lengths(20, 0.5, 100), 400, 7))
+    endless = simulate(cluster(), iter(requests))
+    bounded = simulate(cluster(max_wait_s=1.0), iter(requests))
+    assert endless.num_refused == 0 and endless.ttft_s.p99 is not None and endless.ttft_s.p99 > 5
+    assert bounded.refused["would wait too long"] == bounded.num_refused > 100
+    assert bounded.ttft_s.p99 is not None and bounded.ttft_s.p99 < 2 and bounded.goodput_per_s > endless.goodput_per_s
+    monkeypatch.setattr(WaitBounds, "bound_s", property(lambda self: 2 * self.max_wait_s))
+    assert bounded.num_refused > simulate(cluster(max_wait_s=1.0), iter(requests)).num_refused > 0

@@ -5,7 +5,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,14 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from shoal.cli.calibration_run import Plan, Result, run, workers
+from shoal.cli.calibration_run import Plan, Result, run, spec_of, workers
 from shoal.cli.planning import catalogues, reports_errors, split_list
+from shoal.cli.preflight import check
 from shoal.cli.server_options import Server, server_options
 from shoal.cli.workload import tell_notes
 from shoal.config.serve import ServeConfig
 from shoal.errors import InvalidConfig
-from shoal.model_files import DEFAULT_MODEL
+from shoal.model_files import DEFAULT_MODEL, open_model
 from shoal.simulator.calibration.fit import Fit, notes_on_noise
 from shoal.simulator.calibration.measure import Programme, Told
 from shoal.simulator.calibration.points import Residual, residuals
@@ -35,7 +36,6 @@ from shoal.simulator.workload.trace_files import TraceNotes, read_trace
 from shoal.visibility import Visibility
 
 _NOISE: Final = 0.15  # repeats further apart than this are warned of
-_OWN_VISIBILITIES: Final = ("full", "speed:22", "pop:20")  # of a cluster of its own, with the default model
 _HEADINGS: Final = {
     "what": "",
     "inputs": "inputs",
@@ -79,7 +79,7 @@ class _Compared:
 
 @click.command(short_help="Measure running workers and fit a profile for planning to them.")
 @partial(server_options, address=_address)
-@click.option("--model", "model_name", help="Catalogue name or config.json; default: what the server says it serves.")
+@click.option("--model", "model_name", help="Default: what is served; without --address as for `shoal serve`.")
 @click.option("--dtype", default="bfloat16", show_default=True, help="Of a cluster started for this.")
 @click.option("--visibility", "texts", multiple=True, help="Which to measure; default: all that the server allows.")
 @click.option("--lengths", multiple=True, default=("64,256,512,1k,2k",), show_default=True, help="Prompts, in tokens.")
@@ -112,16 +112,12 @@ def calibrate(server: Server, out: Path, plot: Path | None, output: str, **flags
     """
     names = catalogues(flags["catalogue"])
     plan = plan_of(names, flags)
-    own = ServeConfig(
-        model=flags["model_name"] or DEFAULT_MODEL,
-        dtype=flags["dtype"],
-        visibilities=tuple(split_list(flags["texts"])) or _OWN_VISIBILITIES,
-        listen="127.0.0.1:0",
-        block_size=plan.block_size,
-        token_budget=plan.token_budget,
-        max_requests=plan.max_running,
-        log_level="warning",
-    )
+    own = ServeConfig()
+    if not server.address:
+        own = own_config(flags, plan)
+        plan = replace(plan, model=spec_of(check(own)))
+    elif flags["model_name"]:
+        plan = replace(plan, model=names.model(flags["model_name"]))
     stamp = datetime.now(UTC).strftime("%Y-%m-%d")
     source = f"shoal calibrate, {stamp}, {server.address or 'a cluster started for it'}"
     result = asyncio.run(_run(server, own, plan, names, out.stem, source))
@@ -134,6 +130,23 @@ def calibrate(server: Server, out: Path, plot: Path | None, output: str, **flags
     _print(result, rows, out, output)
     if result.comparison is not None and not all(verdict.is_met for verdict in result.comparison.verdicts):
         sys.exit(1)
+
+
+def own_config(flags: dict[str, Any], plan: Plan) -> ServeConfig:
+    """The cluster that is started where no address is given: `full`, and depths of two thirds and three quarters."""
+    model = flags["model_name"] or DEFAULT_MODEL
+    num_layers = open_model(model).config.shape.num_layers
+    depths = (f"speed:{max(1, num_layers * 3 // 4)}", f"pop:{max(1, num_layers * 2 // 3)}")
+    return ServeConfig(
+        model=model,
+        dtype=flags["dtype"],
+        visibilities=tuple(split_list(flags["texts"])) or ("full", *depths),
+        listen="127.0.0.1:0",
+        block_size=plan.block_size,
+        token_budget=plan.token_budget,
+        max_requests=plan.max_running,
+        log_level="warning",
+    )
 
 
 def plan_of(names: Catalogues, flags: dict[str, Any]) -> Plan:

@@ -9,11 +9,11 @@ from typing import Any, Final
 from rich.console import Console
 
 from shoal.cli.own_cluster import own_cluster
-from shoal.cli.preflight import check
 from shoal.cli.server_options import Server
 from shoal.client import AsyncClient
 from shoal.config.serve import ServeConfig
 from shoal.errors import InvalidConfig, NotFound
+from shoal.model_files import ModelFiles
 from shoal.simulator.calibration.compare import Comparison, Setup, compare
 from shoal.simulator.calibration.fit import Fit, fit
 from shoal.simulator.calibration.measure import Programme, Told, measure
@@ -61,7 +61,6 @@ async def workers(server: Server, own: ServeConfig, console: Console) -> AsyncIt
         async with server.connect_async() as client:
             yield client
         return
-    check(own)
     async with own_cluster(own, console) as address, AsyncClient(address) as client:
         yield client
 
@@ -90,6 +89,12 @@ async def run(client: AsyncClient, plan: Plan, names: Catalogues, name: str, sou
         runs = await replays(client, plan, programme.visibilities[0], info.vocab_size, told)
         comparison = compare(setup, fitted, plan.requests, runs)
     return Result(measured, fitted, setup, info.dtype, comparison)
+
+
+def spec_of(files: ModelFiles) -> ModelSpec:
+    """A model by its own files, whether a catalogue knows it or not."""
+    config = files.config
+    return ModelSpec(files.name, config.shape, str(files.path), tied_embeddings=config.tied_embeddings)
 
 
 async def replays(client: AsyncClient, plan: Plan, visibility: Visibility, vocab_size: int, told: Told) -> list[LiveRun]:

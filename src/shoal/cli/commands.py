@@ -56,6 +56,7 @@ def router_arguments(config: ServeConfig, place: RouterPlace, controller: str) -
     arguments += ["--model", config.model, "--visibilities", ",".join(config.visibilities)]
     arguments += ["--max-boundary-tokens", str(config.max_boundary_tokens)]
     arguments += ["--max-context", str(config.max_context_tokens)] if config.max_context_tokens else []
+    arguments += ["--max-wait-s", str(config.max_wait_s)]
     arguments += ["--drain-s", str(config.grace_s), "--log-level", config.log_level]
     arguments += ["--log-format", config.log_format, "--beat-s", str(min(1.0, config.hang_timeout_s / 8))]
     metrics = config.metrics_addresses.get(place.name)

@@ -10,6 +10,7 @@ from shoal.cli.server_options import Server, server_options
 from shoal.cli.stats import print_stats
 from shoal.client import Chunk, Completion, Sampling
 from shoal.errors import InvalidRequest
+from shoal.types import Priority
 
 
 @click.command()
@@ -26,6 +27,7 @@ from shoal.errors import InvalidRequest
 @click.option("--seed", type=int, help="Default: drawn, and shown by --stats.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be repeated.")
 @click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the model's end token.")
+@click.option("--priority", type=click.Choice([str(name) for name in Priority]), help="Its class where requests wait.")
 @click.option("--timeout", "timeout_s", type=float, metavar="SECONDS", help="Give up after this long.")
 @click.option("--stats", is_flag=True, help="Show times, bytes on the wire and KV held.")
 def generate(
@@ -35,6 +37,7 @@ def generate(
     system: str | None,
     raw: bool,
     token_ids: str | None,
+    priority: str | None,
     timeout_s: float | None,
     stats: bool,
     **sampling: Any,
@@ -62,6 +65,7 @@ def generate(
                 token_ids=None if token_ids is None else _read_ids(token_ids),
                 sampling=Sampling(**sampling),
                 visibility=visibility,
+                priority=priority or "",
                 timeout_s=timeout_s,
             )
             for event in events:

@@ -26,6 +26,7 @@ HELP: Final[dict[str, str]] = {
     "block_size": "Tokens in one KV block.",
     "token_budget": "Tokens a worker runs in one step; the size of a prefill chunk.",
     "max_requests": "Requests that one worker runs together.",
+    "max_wait_s": "Refuse at once a request that would wait longer for its start; 0: none.",
     "max_context_tokens": "Prompt and answer together; 0: the model's own limit.",
     "transfer_backend": "How KV crosses: gloo, nccl, or ordered-gloo (a strict double for tests).",
     "worker_host": "The interface that workers, controller and metrics bind to.",

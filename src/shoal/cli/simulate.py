@@ -48,6 +48,7 @@ from shoal.visibility import Visibility
     show_default=True,
     help="Who keeps prefixes; needs a trace with hashes.",
 )
+@click.option("--max-wait", help="Refuse at once who would wait longer for a start, as `shoal serve` does after 60s.")
 @click.option("--local-prefill", type=int, default=0, show_default=True, help="Decode runs prompts below so many tokens itself.")
 @click.option("--local-fallback", is_flag=True, help="And all of them while no prefill worker is up.")
 @click.option("--slo-ttft", default="1s", show_default=True)
@@ -104,6 +105,7 @@ def cluster_of(names: Catalogues, flags: dict[str, Any]) -> ClusterSpec:
         slo=Slo(parse_seconds(flags["slo_ttft"]), parse_seconds(flags["slo_tpot"])),
         disaggregation=DisaggregationRule(flags["local_prefill"]),
         local_fallback=flags["local_fallback"],
+        max_wait_s=parse_seconds(flags["max_wait"]) if flags["max_wait"] else None,
         failures=failures_of(flags),
         autoscale=autoscale_of(flags),
     )

@@ -81,8 +81,7 @@ class Supervisor:
         self._make_secret()
         self._keepers.append(asyncio.create_task(self._keep("controller", restart=bool(self.config.ray_address))))
         await self._unless_failed(self._listening.wait())
-        service = Service(tuple(place.listen for place in self.routers), self._controller_address, self.config.cluster)
-        self._published = service.publish()
+        self._publish()
         for place in self.routers:
             self._keepers.append(asyncio.create_task(self._keep(place.name, restart=True, place=place)))
         await self._unless_failed(self._all_ready.wait())
@@ -174,6 +173,14 @@ class Supervisor:
         finally:
             ending.cancel()
             silence.cancel()
+
+    def _publish(self) -> None:
+        """Let `shoal scale` find us. Where that cannot be written, it needs the controller's address, and serving goes on."""
+        service = Service(tuple(place.listen for place in self.routers), self._controller_address, self.config.cluster)
+        try:
+            self._published = service.publish()
+        except (OSError, ShoalError) as error:
+            self._listeners.on_log(f"`shoal scale` will need --controller {self._controller_address}: {error}")
 
     def _make_secret(self) -> None:
         """Unless one is given: a file of this run; where workers may outlive it, one that later runs find again."""

@@ -6,16 +6,23 @@ goes on with lm-eval's own command line.
 """
 
 import logging
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-import lm_eval.models  # noqa: F401  # registers lm-eval's own; it does not do so by itself once there is another
-from lm_eval.api.instance import Instance
-from lm_eval.api.model import TemplateLM
-from lm_eval.api.registry import register_model
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-from tqdm import tqdm
+try:
+    import lm_eval.models  # noqa: F401  # registers lm-eval's own; it does not do so by itself once there is another
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+    from tqdm import tqdm
+except ModuleNotFoundError as missing:
+    words = f"lm-eval is not installed ({missing.name} is missing): pip install 'shoal[eval]'"
+    if __name__ == "__main__":
+        sys.exit(words)
+    raise ModuleNotFoundError(words, name=missing.name) from None
 
 from shoal.client import Client, Message, Sampling, tls_credentials
 from shoal.errors import InvalidConfig, InvalidRequest

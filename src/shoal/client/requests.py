@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias, TypedDict
 import grpc
 
 from shoal.client.types import Message
-from shoal.errors import InvalidRequest, ShoalError, Unavailable
+from shoal.errors import InvalidRequest, ShoalError, Unavailable, Unsupported
 from shoal.pb.v1 import shoal_pb2
 from shoal.rpc import error_from_rpc
 
@@ -152,9 +152,20 @@ def build_tokenize(prompt: Prompt, *, raw: bool, add_special_tokens: bool | None
 
 
 def read_error(error: grpc.RpcError, address: str) -> ShoalError:
-    """The error of a failed call; one line when nobody answers at the address."""
+    """The error of a failed call; one line when nobody answers at the address, or something else does."""
     mapped = error_from_rpc(error)
-    if isinstance(mapped, Unavailable) and str(mapped).lower().startswith(_UNREACHABLE):
+    words = str(mapped).lower()
+    if isinstance(mapped, Unsupported) and words.startswith("method not found"):
+        return Unsupported(f"the server at {address} is no Shoal router; a worker's or controller's port is not for clients")
+    if "://" in address and words.startswith("errors resolving"):
+        return InvalidRequest(f"the address {address!r} must be host:port, without http:// or https://")
+    if isinstance(mapped, Unavailable) and words.startswith(_UNREACHABLE):
+        if "http1.x" in words:
+            return Unavailable(f"the server at {address} speaks HTTP, not gRPC; give the port of --listen, not of --http-listen")
+        if "wrong_version_number" in words:
+            return Unavailable(f"the server at {address} speaks no TLS; leave TLS out, or check the port")
+        if "certificate_verify_failed" in words:
+            return Unavailable(f"the certificate of {address} is not signed by the given CA, or names another host")
         return Unavailable(f"no server answers at {address}; start one with `shoal serve` or check the address")
     return mapped
 

@@ -22,6 +22,7 @@ class RouterConfig:
     max_boundary_tokens: int = 64
     max_context: int | None = None  # tokens; None = the model's own
     max_retries: int = 1
+    max_wait_s: float = 60.0  # a request that would wait longer for its start is refused at once; 0: none is
     flush_s: float = 0.02  # tokens wait this long at most for others to share a message
     flush_tokens: int = 16
     max_queued_tokens: int = 256  # per stream; beyond it a slow reader slows its own request
@@ -42,7 +43,7 @@ class RouterConfig:
         for name in ("max_boundary_tokens", "flush_tokens", "max_queued_tokens", "http_max_body_bytes"):
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"router.{name} must be at least 1")
-        for name in ("max_retries", "flush_s", "drain_s"):
+        for name in ("max_retries", "flush_s", "drain_s", "max_wait_s"):
             if not getattr(self, name) >= 0:
                 raise InvalidConfig(f"router.{name} must be 0 or more")
         for name in ("max_request_s", "load_interval_s", "http_body_timeout_s"):

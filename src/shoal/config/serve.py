@@ -47,6 +47,7 @@ class ServeConfig:
     block_size: int = 16  # tokens
     token_budget: int = 512  # tokens per step
     max_requests: int = 64  # running together on one worker
+    max_wait_s: float = 60.0  # a request that would wait longer for its start is refused at once; 0: none is
     max_context_tokens: int = 0  # prompt and answer together; 0: the model's own limit
     transfer_backend: str = "gloo"
     worker_host: str = "127.0.0.1"  # the interface workers and the controller bind to
@@ -91,8 +92,9 @@ class ServeConfig:
         for name in ("start_timeout_s", "hang_timeout_s"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise InvalidConfig(f"{name} must be a number of seconds greater than 0, not {getattr(self, name)}")
-        if not (math.isfinite(self.grace_s) and self.grace_s >= 0):
-            raise InvalidConfig(f"grace_s must be a number of seconds, 0 or more, not {self.grace_s}")
+        for name in ("grace_s", "max_wait_s"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise InvalidConfig(f"{name} must be a number of seconds, 0 or more, not {getattr(self, name)}")
         if self.max_boundary_tokens < 1:
             raise InvalidConfig("max_boundary_tokens must be at least 1")
         if self.kv_memory < 1:
@@ -122,7 +124,8 @@ class ServeConfig:
             raise InvalidConfig(f"metrics_port must lie in 0…65535 (0: no metrics), not {self.metrics_port}")
         if self.metrics_port and last > 65535:
             raise InvalidConfig(f"metrics_port {self.metrics_port} and one port for each process reach {last}; 65535 is the last")
-        if self.metrics_port and self.metrics_port <= self.listen_address[1] <= last:
+        first, routers = self.listen_address[1], self.routers
+        if self.metrics_port and first and first <= last and self.metrics_port < first + routers:
             raise InvalidConfig(f"listen {self.listen} lies among the metrics ports {self.metrics_port}…{last}; move one")
 
     @property

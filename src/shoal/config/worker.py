@@ -45,6 +45,7 @@ class WorkerConfig:
     max_running_requests: int = 64  # requests that hold blocks
     max_queued: int = 256  # requests that wait for blocks; beyond, CapacityExceeded
     max_request_s: float = 3600.0  # imposed on calls that bring no deadline, and the cap of those that do
+    stall_timeout_s: float = 120.0  # nothing moves for so long though it should: health is NOT_SERVING until it does
     allowed_visibilities: tuple[Visibility, ...] = (Visibility(),)  # the first is the default; boundaries do not count
     max_boundary_tokens: int = 64
     colocated: bool = False  # a decode worker that prefills every prompt itself: there is no prefill pool
@@ -84,8 +85,9 @@ class WorkerConfig:
             raise InvalidConfig(
                 "colocated is for decode workers: they prefill prompts themselves; a prefill worker cannot decode"
             )
-        if not self.max_request_s > 0:
-            raise InvalidConfig(f"max_request_s must be greater than 0, not {self.max_request_s}")
+        for name in ("max_request_s", "stall_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise InvalidConfig(f"{name} must be greater than 0, not {getattr(self, name)}")
         if not 0 <= self.port < 1 << 16:
             raise InvalidConfig(f"port must lie in 0…65535, not {self.port}")
         if not self.allowed_visibilities:

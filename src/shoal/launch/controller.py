@@ -48,7 +48,7 @@ def main(config_file: Path | None, config_text: str | None, listen: str, metrics
 
 def serve(config: ServeConfig, listen: Address, metrics_listen: str, events: EventWriter, *, watch_stdin: bool) -> None:
     """Run a controller until it is told to stop. Raises ShoalError when it cannot start or a pool cannot be filled."""
-    metrics = serve_metrics(Address.parse(metrics_listen)) if metrics_listen else None
+    metrics = serve_metrics(Address.parse(metrics_listen), config.cluster) if metrics_listen else None
     events.emit("ray", message=f"joining {config.ray_address}" if config.ray_address else "starting")
     cluster = RayCluster.start(config.ray_address, config.ray_namespace)
     try:

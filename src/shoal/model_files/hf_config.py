@@ -17,6 +17,7 @@ Json: TypeAlias = Mapping[str, object]
 
 _MAX_NUMBER = 2**31  # no count of a real model is larger
 _DEFAULT_WINDOW = 4096  # what transformers takes for Mistral, Qwen2 and Qwen3 where the field is absent; null means none
+_MAX_WORDS = 1000  # of a value that is quoted
 
 
 def read_hf_config(folder: Path) -> DecoderConfig:
@@ -26,7 +27,7 @@ def read_hf_config(folder: Path) -> DecoderConfig:
     try:
         return _decoder_config(config, generation)
     except InvalidConfig as error:
-        raise InvalidConfig(f"{folder / 'config.json'}: {error}") from error
+        raise InvalidConfig(f"{folder / 'config.json'}: {str(error)[:_MAX_WORDS]}") from error
 
 
 def _decoder_config(config: Json, generation: Json) -> DecoderConfig:

@@ -83,7 +83,7 @@ class HostedWorker:
         self._worker = self.make_worker(self._config)
         await self._worker.start()
         if listen := os.environ.get("SHOAL_METRICS_LISTEN"):
-            serve_metrics(Address.parse(listen, "SHOAL_METRICS_LISTEN"))
+            serve_metrics(Address.parse(listen, "SHOAL_METRICS_LISTEN"), self._config.cluster)
         self._started = True
 
     @property

@@ -417,7 +417,7 @@ class GetLoadsResponse(_message.Message):
     def __init__(self, loads: _Optional[_Iterable[_Union[WorkerLoad, _Mapping]]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("worker_id", "pool", "num_running_reqs", "num_waiting_reqs", "num_used_blocks", "num_total_blocks", "num_reservations", "num_transfers_in_flight", "outstanding_token_layers", "num_staging_in_use", "num_staging_quarantined", "resident_bytes", "num_layers_held", "weight_bytes_read", "waiting", "max_reservations", "mean_hold_s", "token_layers_per_s")
+    __slots__ = ("worker_id", "pool", "num_running_reqs", "num_waiting_reqs", "num_used_blocks", "num_total_blocks", "num_reservations", "num_transfers_in_flight", "outstanding_token_layers", "num_staging_in_use", "num_staging_quarantined", "resident_bytes", "num_layers_held", "weight_bytes_read", "classes", "max_reservations", "mean_hold_s", "token_layers_per_s")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_REQS_FIELD_NUMBER: _ClassVar[int]
@@ -432,7 +432,7 @@ class WorkerLoad(_message.Message):
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_HELD_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BYTES_READ_FIELD_NUMBER: _ClassVar[int]
-    WAITING_FIELD_NUMBER: _ClassVar[int]
+    CLASSES_FIELD_NUMBER: _ClassVar[int]
     MAX_RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
     MEAN_HOLD_S_FIELD_NUMBER: _ClassVar[int]
     TOKEN_LAYERS_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -450,18 +450,20 @@ class WorkerLoad(_message.Message):
     resident_bytes: int
     num_layers_held: int
     weight_bytes_read: int
-    waiting: _containers.RepeatedCompositeFieldContainer[WaitingLoad]
+    classes: _containers.RepeatedCompositeFieldContainer[ClassLoad]
     max_reservations: int
     mean_hold_s: float
     token_layers_per_s: float
-    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., num_running_reqs: _Optional[int] = ..., num_waiting_reqs: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_total_blocks: _Optional[int] = ..., num_reservations: _Optional[int] = ..., num_transfers_in_flight: _Optional[int] = ..., outstanding_token_layers: _Optional[int] = ..., num_staging_in_use: _Optional[int] = ..., num_staging_quarantined: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., num_layers_held: _Optional[int] = ..., weight_bytes_read: _Optional[int] = ..., waiting: _Optional[_Iterable[_Union[WaitingLoad, _Mapping]]] = ..., max_reservations: _Optional[int] = ..., mean_hold_s: _Optional[float] = ..., token_layers_per_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., num_running_reqs: _Optional[int] = ..., num_waiting_reqs: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_total_blocks: _Optional[int] = ..., num_reservations: _Optional[int] = ..., num_transfers_in_flight: _Optional[int] = ..., outstanding_token_layers: _Optional[int] = ..., num_staging_in_use: _Optional[int] = ..., num_staging_quarantined: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., num_layers_held: _Optional[int] = ..., weight_bytes_read: _Optional[int] = ..., classes: _Optional[_Iterable[_Union[ClassLoad, _Mapping]]] = ..., max_reservations: _Optional[int] = ..., mean_hold_s: _Optional[float] = ..., token_layers_per_s: _Optional[float] = ...) -> None: ...
 
-class WaitingLoad(_message.Message):
-    __slots__ = ("priority", "num_requests", "num_blocks")
+class ClassLoad(_message.Message):
+    __slots__ = ("priority", "num_waiting_reqs", "num_waiting_blocks", "outstanding_token_layers")
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
-    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_REQS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OUTSTANDING_TOKEN_LAYERS_FIELD_NUMBER: _ClassVar[int]
     priority: str
-    num_requests: int
-    num_blocks: int
-    def __init__(self, priority: _Optional[str] = ..., num_requests: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+    num_waiting_reqs: int
+    num_waiting_blocks: int
+    outstanding_token_layers: int
+    def __init__(self, priority: _Optional[str] = ..., num_waiting_reqs: _Optional[int] = ..., num_waiting_blocks: _Optional[int] = ..., outstanding_token_layers: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,68 @@
+"""How much each field of a public request may hold, checked before anything is done with it. Knows sizes; knows no meaning.
+
+Every text and every list of the request messages has its line here (a test holds the table to the proto).
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from shoal.errors import InvalidRequest
+
+ELSEWHERE: Final = -1  # refused in words of its own: what fills the context with the prompt, the form of a visibility
+_ID: Final = 256
+_JSON: Final = 1 << 20
+
+# characters of a text, entries of a list; of a list of texts also the characters of each
+FIELD_SIZES: Final[Mapping[str, int | tuple[int, int]]] = {
+    "GenerateRequest.request_id": _ID,
+    "GenerateRequest.text": ELSEWHERE,
+    "GenerateRequest.visibility": ELSEWHERE,
+    "GenerateRequest.model": _ID,
+    "GenerateRequest.priority": 16,
+    "ScoreRequest.request_id": _ID,
+    "ScoreRequest.text": ELSEWHERE,
+    "ScoreRequest.continuation_text": ELSEWHERE,
+    "ScoreRequest.visibility": ELSEWHERE,
+    "ScoreRequest.model": _ID,
+    "ScoreRequest.priority": 16,
+    "TokenizeRequest.text": ELSEWHERE,
+    "TokenizeRequest.model": _ID,
+    "DetokenizeRequest.token_ids": 1 << 20,
+    "DetokenizeRequest.model": _ID,
+    "AbortRequest.request_ids": (1024, _ID),
+    "TokenizedInput.original_text": 64 << 20,
+    "TokenizedInput.input_ids": ELSEWHERE,
+    "ChatInput.messages": ELSEWHERE,
+    "ChatInput.tools_json": _JSON,
+    "ChatInput.tool_choice_json": 4096,
+    "ChatMessage.role": 16,
+    "ChatMessage.content": ELSEWHERE,
+    "ChatMessage.tool_calls_json": _JSON,
+    "ChatMessage.tool_call_id": _ID,
+    "ChatMessage.name": _ID,
+    "SamplingParams.stop": (64, 1024),
+    "SamplingParams.stop_token_ids": 1024,
+    "SamplingParams.logit_bias": 1024,
+    "SamplingParams.json_schema": 1 << 17,
+    "SamplingParams.regex": 1 << 17,
+    "SamplingParams.grammar": 1 << 17,
+    "ChoiceConstraint.choices": (1024, 1 << 17),
+}
+
+
+def check_sizes(message: Any, path: str = "") -> None:
+    """Raises InvalidRequest that names the first field that holds too much, how much, and the limit.
+
+    Lists of messages are left to whoever reads them: how many there may be is checked first.
+    """
+    for field, value in message.ListFields():
+        where = f"{path}.{field.name}" if path else str(field.name)
+        size = FIELD_SIZES.get(f"{field.containing_type.name}.{field.name}", ELSEWHERE)
+        most, most_each = size if isinstance(size, tuple) else (size, ELSEWHERE)
+        if most != ELSEWHERE and len(value) > most:
+            unit = "entries" if field.is_repeated else "characters"
+            raise InvalidRequest(f"{where} has {len(value)} {unit}; send at most {most}")
+        if most_each != ELSEWHERE and (longest := max(map(len, value))) > most_each:
+            raise InvalidRequest(f"{where} has an entry of {longest} characters; send at most {most_each}")
+        if field.message_type is not None and not field.is_repeated:
+            check_sizes(value, where)

@@ -1,0 +1,97 @@
+"""Refuses a request early when it would wait too long for its start. Knows workers' reports and requests; decides by placement.
+
+Each router goes by the workers' own reports, which hold all routers' requests, and by what it has itself sent since the last
+one. So with several routers at most what the others sent within one report's interval is unknown.
+"""
+
+import math
+import time
+from collections.abc import Callable, Collection, Mapping
+
+from shoal.placement.admission import ComputeReport, RoomReport, WaitBounds
+from shoal.placement.cost import request_cost
+from shoal.placement.reservation import decode_reservation
+from shoal.router.instruments import PREDICTED_WAIT, REFUSED
+from shoal.router.legs import DispatchRequest
+from shoal.router.registry import Registry
+from shoal.router.worker import DECODE, PREFILL, Worker
+from shoal.types import ModelShape, Priority
+
+Key = tuple[str, int]
+
+
+class Gate:
+    """One per router. `max_wait_s` 0: no bound but the request's own deadline."""
+
+    def __init__(
+        self, registry: Registry, shape: ModelShape, max_wait_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._registry = registry
+        self._shape = shape
+        self._max_wait_s = max_wait_s or math.inf
+        self._clock = clock
+
+    def crowded(self, request: DispatchRequest) -> set[Key]:
+        """Workers where the request would wait too long. Raises CapacityExceeded when those are all that could take it."""
+        bounds = WaitBounds(self._max_wait_s, request.deadline - self._clock())
+        rooms = {worker: self._room(worker) for worker in self._candidates(DECODE, request)}
+        waits = {worker: room.wait_s(request.turn.priority, self._need(request, worker)) for worker, room in rooms.items()}
+        crowded = self._over(bounds, waits, lambda worker: rooms[worker].words(request.turn.priority))
+        longest = min(waits.values(), default=0.0)
+        if request.num_prefill_tokens:
+            queues = {worker: _queue(worker) for worker in self._candidates(PREFILL, request)}
+            waits = {worker: queue.wait_s(request.turn.priority) for worker, queue in queues.items()}
+            crowded |= self._over(bounds, waits, lambda worker: queues[worker].words(request.turn.priority))
+            longest = max(longest, min(waits.values(), default=0.0))
+        PREDICTED_WAIT.observe(longest)
+        return crowded
+
+    def sent(self, request: DispatchRequest, decode: Worker, prefill: Worker | None) -> None:
+        """The request goes to these workers, which will report it the next time."""
+        decode.sent.append((request.turn.priority, self._need(request, decode)))
+        if prefill is not None:
+            cost = request_cost(self._shape, request.visibility, len(request.prompt_ids), 1)
+            prefill.sent.append((request.turn.priority, cost.prefill.token_layers))
+
+    def _over(self, bounds: WaitBounds, waits: Mapping[Worker, float], words: Callable[[Worker], str]) -> set[Key]:
+        over = {worker.key for worker, wait_s in waits.items() if wait_s > bounds.bound_s}
+        if waits and len(over) == len(waits):
+            best = min(waits, key=lambda worker: waits[worker])
+            REFUSED.labels("deadline" if bounds.time_left_s < bounds.max_wait_s else "wait").inc()
+            raise bounds.refusal(waits[best], words(best))
+        return over
+
+    def _candidates(self, pool: str, request: DispatchRequest) -> Collection[Worker]:
+        views = [(worker, worker.view) for worker in self._registry.pool(pool)]
+        return [worker for worker, view in views if view.is_ready and view.allows(request.placed_visibility)]
+
+    def _need(self, request: DispatchRequest, worker: Worker) -> int:
+        """Blocks of the whole request, as the worker will reserve them."""
+        fingerprint = worker.fingerprint
+        return decode_reservation(
+            self._shape,
+            fingerprint.dtype,
+            fingerprint.block_size,
+            request.visibility,
+            len(request.prompt_ids),
+            request.num_expected_tokens,
+            further_answers=[request.num_expected_tokens] * (request.num_children - 1),
+        ).num_blocks
+
+    def _room(self, worker: Worker) -> RoomReport:
+        load = worker.load
+        waiting = [(Priority.parse(own.priority), own.num_waiting_reqs, own.num_waiting_blocks) for own in load.classes]
+        return RoomReport(
+            worker_id=worker.worker_id,
+            num_used_blocks=load.num_used_blocks,
+            num_total_blocks=load.num_total_blocks,
+            num_holders=load.num_reservations,
+            max_holders=load.max_reservations,
+            waiting=(*waiting, *((priority, 1, num_blocks) for priority, num_blocks in worker.sent)),
+            mean_hold_s=load.mean_hold_s,
+        )
+
+
+def _queue(worker: Worker) -> ComputeReport:
+    reported = ((Priority.parse(own.priority), own.outstanding_token_layers) for own in worker.load.classes)
+    return ComputeReport(worker.worker_id, (*reported, *worker.sent), worker.load.token_layers_per_s)
