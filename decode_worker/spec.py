@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from shoal.config.disaggregation import NEVER_LOCAL, DisaggregationRule
 from shoal.config.worker import WorkerConfig
 from shoal.errors import InvalidRequest, Unsupported
 from shoal.pb.internal.v1 import worker_pb2
-from shoal.placement.disaggregate import NEVER_LOCAL, DisaggregationRule
 from shoal.placement.tables import KvLayout
 from shoal.types import USUAL_TURN, Constraint, ConstraintKind, ModelShape, SamplingParams, Turn
 from shoal.visibility import Visibility, VisibilityKind

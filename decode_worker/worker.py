@@ -22,6 +22,7 @@ from shoal.decode_worker.reservations import Reservations
 from shoal.decode_worker.servicer import DecodeServicer
 from shoal.decode_worker.spec import read_spec
 from shoal.decode_worker.step_loop import DecodeStepLoop
+from shoal.engine.affinity import keep_to_cpus
 from shoal.engine.health import keep_health
 from shoal.engine.load_report import report_queue
 from shoal.engine.resident import Resident, fingerprint_of, load_resident, open_for
@@ -60,6 +61,7 @@ class DecodeWorker:
     async def start(self) -> str:
         """Listen, load, serve. Returns host:port. Raises InvalidConfig when the configuration cannot work."""
         config, link = self.config, ClusterLink(self.config.cluster)
+        keep_to_cpus(config.cpus)
         server = link.server()
         self._server = server
         self._model: ModelFiles = await asyncio.to_thread(open_for, config)

@@ -29,6 +29,7 @@ class WorkerLoadView:
     outstanding_token_layers: int
     is_ready: bool = True  # loaded, reachable, not draining
     is_tripped: bool = False  # its breaker is open
+    is_colocated: bool = False  # a decode worker that prefills every prompt itself
 
     def allows(self, visibility: Visibility) -> bool:
         """Whether the worker serves this resolved visibility: its policy is on the list and its boundary not too long."""
@@ -42,7 +43,7 @@ class WorkerLoadView:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPair:
-    """The decode worker of a request, and the prefill worker that ships to it (None when nothing is to be transferred)."""
+    """The decode worker of a request, and the prefill worker that ships to it (None where decode runs all there is to run)."""
 
     decode: WorkerLoadView
     prefill: WorkerLoadView | None
@@ -79,8 +80,9 @@ def choose_pair(
 ) -> WorkerPair:
     """Choose a decode worker, then a prefill worker with the equal fingerprint, both over what both allow (design §5.7).
 
-    A decode worker without a partner is no candidate, so two fingerprints may live side by side during an upgrade.
-    `needs_prefill` is False when the prompt has no prefill tokens (P = 0). Raises Unavailable with words.
+    A decode worker without a partner is no candidate, so two fingerprints may live side by side during an upgrade; one that
+    is colocated needs none. `needs_prefill` is False when there are no prefill tokens (P = 0), or decode runs them. Raises
+    Unavailable with words.
     """
     decoders, prefillers = list(decode_workers), list(prefill_workers)
     if not needs_prefill:
@@ -88,11 +90,12 @@ def choose_pair(
     willing = [view for view in decoders if not _objections(view, visibility, None, excluded)]
     if not willing:
         raise Unavailable(_nobody(decoders, visibility, None, excluded, "decode"))
+    alone = [view for view in willing if view.is_colocated]
     partners = [view for view in prefillers if not _objections(view, visibility, None, excluded)]
-    if not partners:
+    if not partners and not alone:
         raise Unavailable(_nobody(prefillers, visibility, None, excluded, "prefill"))
     fingerprints = {view.fingerprint for view in partners}
-    paired = [view for view in willing if view.fingerprint in fingerprints]
+    paired = [view for view in willing if view.fingerprint in fingerprints or view in alone]
     if not paired:
         differences = "; ".join(willing[0].fingerprint.differences(partners[0].fingerprint))
         raise Unavailable(
@@ -100,6 +103,8 @@ def choose_pair(
             f"{differences}; start both pools with the same model and settings"
         )
     decode = _least_loaded(paired, rng)
+    if decode.is_colocated:
+        return WorkerPair(decode, None)
     return WorkerPair(decode, _least_loaded([view for view in partners if view.fingerprint == decode.fingerprint], rng))
 
 

@@ -6,9 +6,8 @@ transfer and a step of its own cost more than the tokens do. Knows no load, no a
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
 
-from shoal.errors import InvalidConfig
+from shoal.config.disaggregation import DisaggregationRule
 
 
 class PrefillSite(StrEnum):
@@ -28,23 +27,6 @@ class SiteReason(StrEnum):
     MOSTLY_CACHED = "mostly_cached"
     COLOCATED = "colocated"  # there is no prefill pool
     NO_PREFILL_WORKER = "no_prefill_worker"  # a fallback: none is live
-
-
-@dataclass(frozen=True, slots=True)
-class DisaggregationRule:
-    """When decode prefills itself. Raises InvalidConfig for values that mean nothing."""
-
-    local_prefill_tokens: int = 0  # fewer uncached prefill tokens than this run on the decode worker; 0: none do
-    local_cached_share: float = 1.0  # so do those of a prompt of which decode holds at least this share; 1: none do
-
-    def __post_init__(self) -> None:
-        if self.local_prefill_tokens < 0:
-            raise InvalidConfig(f"local_prefill_tokens must be 0 (never) or more, not {self.local_prefill_tokens}")
-        if not 0 < self.local_cached_share <= 1:
-            raise InvalidConfig(f"local_cached_share must lie above 0 and be at most 1 (never), not {self.local_cached_share}")
-
-
-NEVER_LOCAL: Final = DisaggregationRule()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import psutil
 
 from shoal.config.logs import log_event
 from shoal.config.worker import Pool, WorkerConfig
+from shoal.engine.affinity import keep_to_cpus
 from shoal.engine.health import keep_health
 from shoal.engine.load_report import report_queue
 from shoal.engine.resident import Resident, fingerprint_of, load_resident, open_for
@@ -62,6 +63,7 @@ class PrefillWorker:
     async def start(self) -> str:
         """Listen, load, serve. Returns host:port. Raises InvalidConfig when the configuration cannot work."""
         config, link = self.config, ClusterLink(self.config.cluster)
+        keep_to_cpus(config.cpus)
         server = link.server()
         self._server = server
         self._model: ModelFiles = await asyncio.to_thread(open_for, config)

@@ -55,14 +55,22 @@ class Router:
         self._changed = asyncio.Event()
         self.has_served = asyncio.Event()  # set for good once requests can be served
         link, router_id = ClusterLink(config.cluster), f"router-{secrets.token_hex(8)}"
-        self.registry = Registry(revision=model.revision, on_change=self._changed.set, link=link)
+        self.registry = Registry(
+            revision=model.revision, on_change=self._changed.set, link=link, decode_alone=config.prefill_fallback
+        )
         parts = Parts(
             config=config,
             model=model,
             tokenizer=tokenizer,
             admission=Admission(PromptEncoder(tokenizer), limits, self._constraints),
             dispatcher=Dispatcher(
-                self.registry, shape, max_retries=config.max_retries, max_wait_s=config.max_wait_s, caller=router_id
+                self.registry,
+                shape,
+                max_retries=config.max_retries,
+                max_wait_s=config.max_wait_s,
+                disaggregation=config.disaggregation,
+                falls_back=config.prefill_fallback,
+                caller=router_id,
             ),
             registry=self.registry,
         )

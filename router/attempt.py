@@ -13,11 +13,12 @@ from typing import Any, Final
 
 import grpc
 
-from shoal.config.logs import loggable
+from shoal.config.logs import log_event, loggable
 from shoal.errors import Cancelled, DeadlineExceeded, InternalError, ShoalError, Unavailable
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.placement.cost import RequestCost
 from shoal.router.attempt_state import AttemptState, Progress
+from shoal.router.instruments import PREFILLS
 from shoal.router.legs import DispatchRequest, decode_message, prefill_message, read_end, read_tokens
 from shoal.router.output import Output
 from shoal.router.worker import Worker
@@ -57,10 +58,12 @@ class Attempt:
         decode: Worker,
         prefill: Worker | None,
         cost: RequestCost,
+        local_prefill: worker_pb2.LocalPrefill,
     ) -> None:
-        """`replays`: the children that still run, and what each has generated so far."""
+        """`replays`: the children that still run, and what each has generated so far. `local_prefill`: when decode prefills."""
         self.report = AttemptReport(decode_worker=decode.worker_id)
         self._request = request
+        self._local_prefill = local_prefill
         self._replays = replays
         self._asides: set[asyncio.Task[None]] = set()
         self._decode = decode
@@ -71,6 +74,7 @@ class Attempt:
         self._at_fault: set[tuple[str, int]] = set()  # of `report.failed` those that failed, rather than refused
         self._decode_debt = _Debt(decode, cost.decode.token_layers)
         self._prefill_debt = _Debt(prefill, cost.prefill.token_layers) if prefill is not None else None
+        self._local_debt = _Debt(decode, cost.prefill.token_layers if prefill is None else 0)
 
     @property
     def was_handed_over(self) -> bool:
@@ -94,7 +98,7 @@ class Attempt:
         try:
             if self._failure is not None:
                 raise self._failure
-            message = decode_message(self._request, self._replays)
+            message = decode_message(self._request, self._replays, self._local_prefill)
             self._call = self._decode.stub.Decode(message, timeout=self._time_left(), metadata=trace_metadata())
             while (event := await self._read()) is not None:
                 match event.WhichOneof("event"):
@@ -146,6 +150,7 @@ class Attempt:
         )
 
     def _is_decoding(self) -> None:
+        self._local_debt.clear()
         if self.report.progress.state is not AttemptState.DECODING:
             self.report.progress.move(AttemptState.DECODING)
 
@@ -171,6 +176,7 @@ class Attempt:
     async def _end(self) -> None:
         self._decode.release(self._decode_lost)
         self._decode_debt.clear()
+        self._local_debt.clear()
         self._prefill_ended()
         if self._call is not None:
             self._call.cancel()
@@ -184,12 +190,18 @@ class Attempt:
         if self.report.reserved is not None:
             raise InternalError(f"decode worker {self._decode.worker_id} reserved twice")
         self.report.reserved = reserved
+        PREFILLS.labels(reserved.prefill_at or "nowhere", reserved.prefill_reason).inc()
+        log_event(
+            _log, logging.DEBUG, "prefill placed", at=reserved.prefill_at, reason=reserved.prefill_reason,
+            prefill_tokens=self._request.num_prefill_tokens, cached_tokens=reserved.cached_tokens,
+        )  # fmt: skip
         if reserved.num_entries == 0:
+            self._prefill_ended()
             self.report.progress.move(AttemptState.DECODING)
             return
         self.report.progress.move(AttemptState.PREFILLING)
         if self._prefill is None:
-            raise InternalError("decode expects a transfer, but the prompt has no prefill tokens")
+            raise InternalError("decode expects a transfer, but nothing was to be prefilled elsewhere")
         self.report.prefill_worker = self._prefill.worker_id
         self._prefill.begin()
         self._prefill_task = asyncio.create_task(self._run_prefill(self._prefill, reserved))

@@ -12,10 +12,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from shoal.config.disaggregation import NEVER_LOCAL, DisaggregationRule
 from shoal.config.logs import log_event, loggable
 from shoal.errors import CapacityExceeded, ShoalError, Unavailable
+from shoal.pb.internal.v1 import worker_pb2
 from shoal.placement.balance import choose_pair
 from shoal.placement.cost import request_cost
+from shoal.placement.disaggregate import PrefillSite, choose_prefill_site
 from shoal.router.attempt import Attempt, AttemptReport
 from shoal.router.gate import Gate
 from shoal.router.instruments import FALLBACKS, RESUMED, RETRIES
@@ -39,6 +42,15 @@ class DispatchReport:
     notices: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The workers of an attempt. No prefill worker: decode runs all there is to run, for want of one if `falls_back`."""
+
+    decode: Worker
+    prefill: Worker | None
+    falls_back: bool = False
+
+
 class Dispatcher:
     """Runs requests over the registry's workers."""
 
@@ -49,10 +61,15 @@ class Dispatcher:
         *,
         max_retries: int,
         max_wait_s: float = 0.0,
+        disaggregation: DisaggregationRule = NEVER_LOCAL,
+        falls_back: bool = False,
         rng: random.Random | None = None,
         caller: str = "",
     ) -> None:
+        """`falls_back`: decode prefills what no prefill worker can be found for."""
         self.gate = Gate(registry, shape, max_wait_s)
+        self._rule = disaggregation
+        self._falls_back = falls_back
         self._registry = registry
         self._shape = shape
         self._max_retries = max_retries
@@ -63,17 +80,35 @@ class Dispatcher:
         """Prepare to run a request; nothing is sent before its tokens are asked for."""
         return Dispatch(self, replace(request, caller=self.caller))
 
-    def choose(
-        self, request: DispatchRequest, failed: set[tuple[str, int]], full: set[tuple[str, int]]
-    ) -> tuple[Worker, Worker | None]:
-        """A decode worker and, when there are prefill tokens, a prefill worker. Raises Unavailable with words.
+    def choose(self, request: DispatchRequest, failed: set[tuple[str, int]], full: set[tuple[str, int]]) -> Placed:
+        """A decode worker and, unless it runs the prefill tokens itself, a prefill worker. Raises Unavailable with words.
 
+        What decode has cached is known only to itself, so it may yet run what a prefill worker was chosen for, never the reverse.
         Workers that failed this request, or do not answer, are chosen only when there is nobody else; full ones never.
         """
+        needs_prefill = choose_prefill_site(self._rule, request.num_prefill_tokens).site is PrefillSite.PREFILL_WORKER
+        if needs_prefill and self._falls_back:
+            try:
+                return self._choose(request, failed, full, needs_prefill=True, spares_prefill=True)
+            except Unavailable:
+                return replace(self._choose(request, failed, full, needs_prefill=False), falls_back=True)
+        return self._choose(request, failed, full, needs_prefill=needs_prefill)
+
+    def _choose(
+        self,
+        request: DispatchRequest,
+        failed: set[tuple[str, int]],
+        full: set[tuple[str, int]],
+        *,
+        needs_prefill: bool,
+        spares_prefill: bool = False,
+    ) -> Placed:
+        """`spares_prefill`: a prefill worker that failed this request is not asked again."""
         pools = {pool: {w.worker_id: w for w in self._registry.pool(pool) if w.key not in full} for pool in (PREFILL, DECODE)}
         silent = {w.key for workers in pools.values() for w in workers.values() if not w.answers}
         decoders = {worker.key for worker in pools[DECODE].values()}
-        for avoided in (failed | silent, failed, failed - decoders, failed & decoders, set()):
+        avoidances = [failed | silent, failed, failed - decoders, failed & decoders, set()]
+        for avoided in avoidances[: 3 if spares_prefill else 5]:
             excluded = frozenset(w.worker_id for workers in pools.values() for w in workers.values() if w.key in avoided)
             try:
                 pair = choose_pair(
@@ -81,22 +116,25 @@ class Dispatcher:
                     [worker.view for worker in pools[PREFILL].values()],
                     request.placed_visibility,
                     self._rng,
-                    needs_prefill=request.num_prefill_tokens > 0,
+                    needs_prefill=needs_prefill,
                     excluded=excluded,
                 )
             except Unavailable as error:
                 reason = error
                 continue
             prefill = None if pair.prefill is None else pools[PREFILL][pair.prefill.worker_id]
-            return pools[DECODE][pair.decode.worker_id], prefill
+            return Placed(pools[DECODE][pair.decode.worker_id], prefill)
         raise reason
 
-    def attempt(
-        self, request: DispatchRequest, replays: Mapping[int, tuple[int, ...]], workers: tuple[Worker, Worker | None]
-    ) -> Attempt:
+    def attempt(self, request: DispatchRequest, replays: Mapping[int, tuple[int, ...]], placed: Placed) -> Attempt:
         num_tokens = len(replays) * min(request.num_expected_tokens, _EXPECTED_TOKENS)
         cost = request_cost(self._shape, request.visibility, len(request.prompt_ids), num_tokens)
-        return Attempt(request, replays, *workers, cost)
+        local = worker_pb2.LocalPrefill(
+            below_tokens=self._rule.local_prefill_tokens,
+            cached_share=self._rule.local_cached_share,
+            no_prefill_worker=placed.falls_back,
+        )
+        return Attempt(request, replays, placed.decode, placed.prefill, cost, local)
 
     def may_retry(self, report: DispatchReport) -> bool:
         return report.num_retries - report.num_handovers < self._max_retries
@@ -121,12 +159,14 @@ class Dispatch:
         error: ShoalError | None = None
         while self._token_ids:
             try:
-                workers = self._dispatcher.choose(self._request, failed, full)
+                placed = self._dispatcher.choose(self._request, failed, full)
             except Unavailable as nobody:
                 raise error or nobody from None
             replays = {index: tuple(token_ids) for index, token_ids in self._token_ids.items()}
-            self._dispatcher.gate.sent(self._request, *workers)
-            self._attempt = self._dispatcher.attempt(self._request, replays, workers)
+            if placed.falls_back:
+                self._declare("no prefill worker can take the request: its prompt is prefilled on the decode worker", "prefill")
+            self._dispatcher.gate.sent(self._request, placed.decode, placed.prefill)
+            self._attempt = self._dispatcher.attempt(self._request, replays, placed)
             self.report.attempt = self._attempt.report
             try:
                 async with aclosing(self._attempt.outputs()) as batches:
@@ -203,8 +243,11 @@ class Dispatch:
                 continue
             del self._token_ids[index]
         if ends:
-            notice = "the decode worker failed after the last token; its figures are computed, not counted"
-            self.report.notices.append(notice)
-            FALLBACKS.labels("lost end").inc()
-            log_event(_log, logging.WARNING, "fallback", notice=notice)
+            self._declare("the decode worker failed after the last token; its figures are computed, not counted", "lost end")
         return ends
+
+    def _declare(self, notice: str, where: str) -> None:
+        """A departure from what was asked: in the response, the metric and the log."""
+        self.report.notices.append(notice)
+        FALLBACKS.labels(where).inc()
+        log_event(_log, logging.WARNING, "fallback", notice=notice)

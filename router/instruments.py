@@ -6,6 +6,9 @@ from shoal.pb.v1 import shoal_pb2
 REQUESTS = counter("shoal_router_requests_total", "Requests ended, by outcome and policy", ("outcome", "visibility"))
 RETRIES = counter("shoal_router_retried_requests_total", "Attempts that were tried again, by reason", ("reason",))
 FALLBACKS = counter("shoal_router_fallback_requests_total", "Declared departures from what was asked, by where", ("where",))
+PREFILLS = counter(
+    "shoal_router_prefilled_requests_total", "Reservations by where their prefill tokens run, and why", ("at", "reason")
+)
 RESUMED = counter("shoal_router_resumed_requests_total", "Attempts resumed after tokens had been sent")
 PROMPT_TOKENS = counter("shoal_router_prompt_tokens_total", "Prompt tokens of admitted requests")
 GENERATED_TOKENS = counter("shoal_router_generated_tokens_total", "Tokens received from decode")

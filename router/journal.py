@@ -103,6 +103,7 @@ def _figures(running: Generation | Scoring, arrived: float) -> dict[str, object]
         **own,
         "num_retries": report.num_retries,
         "payload_bytes": max((end.received_payload_bytes for end in attempt.finished.values()), default=None),
+        "prefill_at": attempt.reserved.prefill_at if attempt.reserved is not None else "",
         "prefill_worker": attempt.prefill_worker,
         "decode_worker": attempt.decode_worker,
         "attempt_id": attempt.reserved.attempt_id if attempt.reserved is not None else "",

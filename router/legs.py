@@ -41,7 +41,9 @@ class DispatchRequest:
         return self.visibility.split(len(self.prompt_ids)).num_prefill_tokens
 
 
-def decode_message(request: DispatchRequest, replays: Mapping[int, tuple[int, ...]]) -> worker_pb2.DecodeRequest:
+def decode_message(
+    request: DispatchRequest, replays: Mapping[int, tuple[int, ...]], local_prefill: worker_pb2.LocalPrefill
+) -> worker_pb2.DecodeRequest:
     """What decode is asked. `replays`: the children that still run, and what each has generated so far."""
     message = worker_pb2.DecodeRequest(
         request_id=request.request_id,
@@ -53,6 +55,7 @@ def decode_message(request: DispatchRequest, replays: Mapping[int, tuple[int, ..
         continuation_ids=request.continuation_ids,
         priority=str(request.turn.priority),
         tenant=request.turn.tenant,
+        local_prefill=local_prefill,
     )
     sampling = request.sampling
     if request.num_children == 1:

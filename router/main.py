@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 import uvloop
 
+from shoal.config.disaggregation import LOCAL_CACHED_SHARE, LOCAL_PREFILL_TOKENS
 from shoal.config.logs import FORMATS, LEVELS, configure_logging
 from shoal.config.router import RouterConfig
 from shoal.config.tls import ClusterConfig, TlsConfig
@@ -35,6 +36,9 @@ BEAT: Final = "router moves"  # printed again and again with --beat-s
 @click.option("--max-context", type=int, help="Tokens of prompt and answer together, if less than the model's.")
 @click.option("--max-retries", default=1, help="Other attempts after a worker failed.")
 @click.option("--max-wait-s", default=60.0, help="Refuse at once what would wait longer for its start; 0: never.")
+@click.option("--local-prefill-tokens", default=LOCAL_PREFILL_TOKENS, help="Fewer uncached prompt tokens run on decode; 0: none.")
+@click.option("--local-cached-share", default=LOCAL_CACHED_SHARE, help="So do prompts cached on decode by this share; 1: none.")
+@click.option("--prefill-fallback", is_flag=True, help="And all others while no prefill worker is live.")
 @click.option("--flush-ms", default=20.0, help="How long tokens may wait to share a message.")
 @click.option("--max-request-s", default=3600.0, help="Deadline of requests that bring none.")
 @click.option("--name", default="router", help="What its log lines are signed with.")

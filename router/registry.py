@@ -22,7 +22,16 @@ _REPORT_TIMEOUT_S = 1.0
 class Registry:
     """Known workers by (id, epoch). `on_change` runs after each new list."""
 
-    def __init__(self, *, revision: str, on_change: Callable[[], None] = lambda: None, link: ClusterLink | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        revision: str,
+        on_change: Callable[[], None] = lambda: None,
+        link: ClusterLink | None = None,
+        decode_alone: bool = False,
+    ) -> None:
+        """`decode_alone`: decode workers may serve while no prefill worker is live."""
+        self._decode_alone = decode_alone
         self._link = link or ClusterLink()
         self._revision = revision  # of the model whose tokenizer this router uses
         self._on_change = on_change
@@ -40,8 +49,10 @@ class Registry:
 
     @property
     def can_serve(self) -> bool:
-        """Whether some ready prefill and decode worker have equal fingerprints and a visibility that both allow."""
+        """Whether some ready decode worker has a prefill worker of equal fingerprint and common visibility, or needs none."""
         ready = {pool: [w for w in self.pool(pool) if w.state == "ready"] for pool in (PREFILL, DECODE)}
+        if any(self._decode_alone or worker.is_colocated for worker in ready[DECODE]):
+            return True
         return any(_compatible(prefill.view, decode.view) for prefill in ready[PREFILL] for decode in ready[DECODE])
 
     async def follow(self, source: EndpointSource) -> None:

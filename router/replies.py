@@ -87,6 +87,8 @@ def num_cached_tokens(generation: Generation) -> int:
 def transfer_stats(attempt: AttemptReport, request: DispatchRequest, shape: ModelShape, dtype: DType) -> shoal_pb2.TransferStats:
     """What crossed for the request's latest attempt, all its children together."""
     stats = shoal_pb2.TransferStats(decode_worker=attempt.decode_worker, prefill_worker=attempt.prefill_worker)
+    if attempt.reserved is not None:
+        stats.prefill_at, stats.prefill_reason = attempt.reserved.prefill_at, attempt.reserved.prefill_reason
     if attempt.reserved is not None and attempt.reserved.num_entries:
         stats.plan_bytes = attempt.reserved.plan_bytes
         stats.num_entries = attempt.reserved.num_entries
@@ -113,7 +115,7 @@ def _decode_kv(generation: Generation, answer: Answer, shape: ModelShape, dtype:
 
 
 def _timings(generation: Generation, answer: Answer, now: float) -> shoal_pb2.Timings:
-    """Parts of TTFT in order. `prefill` and `transfer` are the prefill worker's own figures, `first_step` is the rest."""
+    """Parts of TTFT in order. `prefill` and `transfer` are the own figures of who prefilled, `first_step` is the rest."""
     moments, attempt = generation.moments, generation.first_attempt
     timings = shoal_pb2.Timings(tokenize_ms=(moments.tokenized - moments.arrived) * 1e3, total_ms=(now - moments.arrived) * 1e3)
     if attempt.reserved_at is not None:
@@ -121,6 +123,8 @@ def _timings(generation: Generation, answer: Answer, now: float) -> shoal_pb2.Ti
     if attempt.prefill is not None:
         timings.prefill_ms = attempt.prefill.queue_ms + attempt.prefill.compute_ms
         timings.transfer_ms = attempt.prefill.after_compute_ms
+    elif (finished := attempt.finished.get(answer.index)) is not None:
+        timings.prefill_ms = finished.prefill_ms
     if moments.first_token is not None:
         timings.ttft_ms = (moments.first_token - moments.arrived) * 1e3
         parts = timings.tokenize_ms + timings.reserve_ms + timings.prefill_ms + timings.transfer_ms

@@ -193,7 +193,14 @@ class RouterService:
             uptime_seconds=self._clock() - self._started,
             active_requests=sum(len(same_id) for same_id in self._running.values()),
             workers=[
-                shoal_pb2.WorkerInfo(worker_id=w.worker_id, pool=w.pool, address=w.address, state=w.state, epoch=w.epoch)
+                shoal_pb2.WorkerInfo(
+                    worker_id=w.worker_id,
+                    pool=w.pool,
+                    address=w.address,
+                    state=w.state,
+                    epoch=w.epoch,
+                    colocated=w.is_colocated,
+                )
                 for w in self.parts.registry.workers
             ],
         )

@@ -43,6 +43,7 @@ class Worker:
         self.fingerprint = read_fingerprint(description.fingerprint)
         self.allowed = frozenset(Visibility.parse(text).policy for text in description.allowed_visibilities)
         self.max_boundary_tokens = description.max_boundary_tokens
+        self.is_colocated = description.colocated
         self.state = "starting"
         self.answers = True  # its last report came in time
         self.channel = channel
@@ -79,6 +80,7 @@ class Worker:
             outstanding_token_layers=self.own_token_layers + self.foreign_token_layers,
             is_ready=self.state == "ready",
             is_tripped=not self._breaker.allows(time.monotonic()),
+            is_colocated=self.is_colocated,
         )
 
     @property

@@ -127,7 +127,8 @@ def start_serve(arguments: list[str], log: Path, environment: dict[str, str] | N
     address = f"127.0.0.1:{free_port('127.0.0.1')}"
     with log.open("w") as stream:
         own_state = {"XDG_STATE_HOME": str(log.parent)}  # where secrets are kept
-        process = spawn_serve(["--listen", address, *arguments], stream, own_state | (environment or {}))
+        split = [] if "--colocated" in arguments else ["--local-prefill-tokens", "0"]  # tests' prompts are short
+        process = spawn_serve(["--listen", address, *split, *arguments], stream, own_state | (environment or {}))
     cluster = Cluster(process, address, log)
     ready = threading.Event()
 

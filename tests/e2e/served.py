@@ -104,7 +104,12 @@ async def served(
             addresses.append(f"{each.config.pool}={await each.start()}")
             stack.push_async_callback(each.stop, 0.0)
         visibilities = tuple(Visibility.parse(text) for text in MIXED)
-        settings = {"listen": "127.0.0.1:0", "visibilities": visibilities, "flush_s": 0.0} | (router or {})
+        settings: dict[str, Any] = {
+            "listen": "127.0.0.1:0",
+            "visibilities": visibilities,
+            "flush_s": 0.0,
+            "local_prefill_tokens": 0,
+        } | (router or {})
         front = Router(RouterConfig(str(model), workers=tuple(addresses), **settings))
         address = str(await front.start())
         channel = open_channel(address)

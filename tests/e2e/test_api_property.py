@@ -75,7 +75,9 @@ async def front(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncI
     async with processes(tmp_path_factory.mktemp("workers"), *configs) as workers:
         addresses = tuple(f"{worker.pool}={worker.endpoint.address}" for worker in workers)
         visibilities = tuple(Visibility.parse(text) for text in MIXED)
-        router = Router(RouterConfig(str(model), listen="127.0.0.1:0", workers=addresses, visibilities=visibilities))
+        router = Router(
+            RouterConfig(str(model), listen="127.0.0.1:0", workers=addresses, visibilities=visibilities, local_prefill_tokens=20)
+        )
         async with router, open_channel(str(await router.start())) as channel:
             await until(lambda: sum(worker.state == "ready" for worker in router.registry.workers) == 4, timeout_s=20)
             yield Front(model, shoal_pb2_grpc.ShoalStub(channel))

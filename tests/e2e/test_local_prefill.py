@@ -8,10 +8,12 @@ import pytest
 
 from shoal.config.worker import Pool
 from shoal.decode_worker.worker import DecodeWorker
+from shoal.engine.local import LocalRequest
 from shoal.model_files import write_random_model
 from shoal.placement.arithmetic import wire_bytes
-from shoal.types import DType
+from shoal.types import DType, SamplingParams
 from shoal.visibility import Visibility
+from tests.e2e import served as front
 from tests.e2e.harness import Answer, Ask, Endpoint, generate, generate_all, in_process, make_config
 from tests.e2e.test_workers import local_results, make_asks
 
@@ -94,3 +96,21 @@ async def test_cancelled_while_prefilling_gives_everything_back(model: Path) -> 
 def local_child(model: Path, ask: Ask, child: int) -> tuple[int, ...]:
     [result] = local_results(model, [ask], child=child)
     return result.token_ids
+
+
+async def test_served_short_prompts_run_on_decode_and_give_the_same_tokens(model: Path) -> None:
+    """Through the router: the rule, and the fallback once no prefill worker is left."""
+    prompts = [tuple(range(num_tokens)) for num_tokens in (1, 12, 60)]
+    asked = [(prompt, text) for prompt in prompts for text in ("full", "speed:2", "pop:1:late")]
+    expected = front.local(
+        model, (LocalRequest(prompt, Visibility.parse(text), SamplingParams(6, ignore_eos=True)) for prompt, text in asked)
+    )
+    async with front.served(model, router={"local_prefill_tokens": 20, "prefill_fallback": True}) as split:
+        answers = [(await split.completes(front.ask(prompt, text)))[0] for prompt, text in asked]
+        await split.prefill[0].stop()
+        later = [(await split.completes(front.ask(prompt, text)))[0] for prompt, text in asked[6:]]
+    assert [tuple(answer.output_ids) for answer in [*answers, *later]] == [r.token_ids for r in [*expected, *expected[6:]]]
+    sites = [answer.transfer.prefill_at for answer in answers]
+    assert sites == [""] * 3 + ["decode_worker"] * 3 + ["prefill_worker"] * 3
+    assert [bool(answer.transfer.payload_bytes) for answer in answers] == [site == "prefill_worker" for site in sites]
+    assert {answer.transfer.prefill_reason for answer in later} == {"no_prefill_worker"} and all(a.notices for a in later)

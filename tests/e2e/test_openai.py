@@ -65,7 +65,12 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
         addresses = tuple(f"{worker.pool}={worker.endpoint.address}" for worker in workers)
         visibilities = tuple(Visibility.parse(text) for text in MIXED)
         config = RouterConfig(
-            str(model), listen="127.0.0.1:0", http_listen="127.0.0.1:0", workers=addresses, visibilities=visibilities
+            str(model),
+            listen="127.0.0.1:0",
+            http_listen="127.0.0.1:0",
+            workers=addresses,
+            visibilities=visibilities,
+            local_prefill_tokens=0,
         )
         async with Router(config) as router:
             address = str(await router.start())

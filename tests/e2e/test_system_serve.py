@@ -209,3 +209,20 @@ def _free_ports_in_a_row(count: int) -> int:
 
 def _source() -> str:
     return os.pathsep.join(filter(None, (str(Path(__file__).parents[2] / "src"), os.environ.get("PYTHONPATH", ""))))
+
+
+def test_one_pool_serves_alone_on_the_cpu_it_is_kept_to(serve: Callable[..., Any], tiny_model: Path) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    alone = serve("--model", str(tiny_model), "--visibilities", "speed:2", "--colocated", "--decode-cpus", str(cpu))
+    assert "1 colocated; speed:2" in alone.output[0]
+    assert {name: (worker.pool, worker.colocated) for name, worker in alone.workers().items()} == {"decode-0": ("decode", True)}
+    process = alone.worker_process("decode-0")
+    assert {tuple(os.sched_getaffinity(thread.id)) for thread in process.threads()} == {(cpu,)}
+    with open_sync_channel(alone.address) as channel:
+        request = shoal_pb2.GenerateRequest(text="shoals of fish swim " * 40, visibility="speed:2")
+        request.sampling_params.max_tokens = 4
+        [reply] = shoal_pb2_grpc.ShoalStub(channel).Generate(request, timeout=60)
+    transfer = reply.complete.transfer
+    assert (transfer.prefill_at, transfer.prefill_reason, transfer.payload_bytes) == ("decode_worker", "colocated", 0)
+    assert alone.wait_until_idle().keys() == {"decode-0"}
+    alone.stop()

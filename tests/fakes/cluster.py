@@ -61,7 +61,7 @@ class Cluster:
             http_listen="127.0.0.1:0",
             controller="127.0.0.1:1",
             visibilities=visibilities,
-            **settings,
+            **({"local_prefill_tokens": 0} | settings),
         )
 
     @property

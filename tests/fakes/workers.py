@@ -8,9 +8,11 @@ from typing import Any
 
 import grpc
 
+from shoal.config.disaggregation import DisaggregationRule
 from shoal.errors import ShoalError
 from shoal.pb.internal.v1 import worker_pb2, worker_pb2_grpc
 from shoal.pb.v1 import shoal_pb2
+from shoal.placement.disaggregate import PrefillSite, choose_prefill_site
 from shoal.rpc import Address, RpcServer
 from shoal.visibility import Visibility
 
@@ -124,13 +126,20 @@ class FakeDecodeWorker(FakeWorker, worker_pb2_grpc.DecodeWorkerServicer):
         split = visibility.split(len(request.prompt_ids))
         await asyncio.sleep(self.reserve_s)
         attempt_id = f"attempt-{next(_numbers)}"
-        num_due = split.num_prefill_tokens - self.cached_tokens
-        num_entries = visibility.depth(NUM_LAYERS) if num_due > 0 else 0
+        local = request.local_prefill
+        prefill = choose_prefill_site(
+            DisaggregationRule(local.below_tokens, local.cached_share or 1.0),
+            split.num_prefill_tokens,
+            self.cached_tokens,
+            is_colocated=self.description.colocated,
+            has_prefill_worker=not local.no_prefill_worker,
+        )
+        num_entries = visibility.depth(NUM_LAYERS) if prefill.site is PrefillSite.PREFILL_WORKER else 0
         yield worker_pb2.DecodeEvent(
             reserved=worker_pb2.Reserved(
                 attempt_id=attempt_id, visibility=request.visibility, plan_digest="digest", num_entries=num_entries,
                 plan_bytes=num_entries * ENTRY_BYTES, lease_s=30, worker_id=self.worker_id, epoch=self.description.epoch,
-                cached_tokens=self.cached_tokens,
+                cached_tokens=self.cached_tokens, prefill_at=prefill.site, prefill_reason=prefill.reason,
             )
         )  # fmt: skip
         if num_entries:
@@ -140,7 +149,11 @@ class FakeDecodeWorker(FakeWorker, worker_pb2_grpc.DecodeWorkerServicer):
         sampling, first = request.sampling, len(request.replay_token_ids)
         tokens = itertools.islice(itertools.cycle(self.script), first, first + sampling.max_tokens)
         finished = worker_pb2.Finished(
-            finish_reason="length", received_payload_bytes=num_entries * ENTRY_BYTES, kv_layer_tokens=7, kv_bytes=70
+            finish_reason="length",
+            received_payload_bytes=num_entries * ENTRY_BYTES,
+            kv_layer_tokens=7,
+            kv_bytes=70,
+            prefill_ms=1.5 if prefill.is_local else 0.0,
         )
         sent = 0
         for chunk in _batched(tokens, self.batch):

@@ -1,7 +1,8 @@
 import pytest
 
+from shoal.config.disaggregation import NEVER_LOCAL, DisaggregationRule
 from shoal.errors import InvalidConfig
-from shoal.placement.disaggregate import NEVER_LOCAL, DisaggregationRule, PrefillSite, SiteReason, choose_prefill_site
+from shoal.placement.disaggregate import PrefillSite, SiteReason, choose_prefill_site
 
 RULE = DisaggregationRule(local_prefill_tokens=100, local_cached_share=0.75)
 

@@ -157,7 +157,7 @@ async def test_the_last_list_stays_in_force_while_the_controller_is_away_and_a_n
 
     first = Controller(listed(prefill, decode))
     address = await first.start(Address("127.0.0.1", 0))
-    router = Router(RouterConfig(model="smollm2-135m", listen="127.0.0.1:0", controller=str(address)))
+    router = Router(RouterConfig(model="smollm2-135m", listen="127.0.0.1:0", controller=str(address), local_prefill_tokens=0))
     async with router, open_channel(str(await router.start())) as channel:
         stub = shoal_pb2_grpc.ShoalStub(channel)
 
@@ -185,7 +185,7 @@ async def test_a_fixed_list_of_workers_needs_no_controller() -> None:
     await prefill.start()
     await decode.start()
     workers = (f"prefill={prefill.description.address}", f"decode={decode.description.address}")
-    router = Router(RouterConfig(model="smollm2-135m", listen="127.0.0.1:0", workers=workers))
+    router = Router(RouterConfig(model="smollm2-135m", listen="127.0.0.1:0", workers=workers, local_prefill_tokens=0))
     async with router, open_channel(str(await router.start())) as channel:
         await until(lambda: router.registry.can_serve)
         replies = [r async for r in shoal_pb2_grpc.ShoalStub(channel).Generate(request(max_tokens=2))]

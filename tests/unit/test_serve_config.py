@@ -52,6 +52,15 @@ def test_a_configuration_crosses_as_json() -> None:
         ({"transfer": {"heart_beat_s": 1}}, "did you mean 'heartbeat_s'"),
         ({"transfer": 3}, "must be a mapping"),
         ({"prefill_workers": 0}, "prefill_workers must be at least 1"),
+        ({"colocated": True, "prefill_workers": 1}, "colocated and prefill_workers contradict"),
+        ({"colocated": True, "prefill_fallback": True}, "colocated and prefill_fallback contradict"),
+        ({"colocated": True, "local_prefill_tokens": 7}, "colocated and local_prefill_tokens contradict"),
+        ({"colocated": True, "prefill_cpus": "0"}, "colocated and prefill_cpus contradict"),
+        ({"colocated": True, "decode_workers": 0}, "decode_workers must be at least 1"),
+        ({"local_prefill_tokens": -1}, "local_prefill_tokens must be 0"),
+        ({"local_cached_share": 1.5}, "local_cached_share must lie above 0"),
+        ({"decode_cpus": "3-1"}, "decode_cpus: cannot read '3-1' as CPU numbers"),
+        ({"prefill_cpus": "a"}, "write them as in 0-3,8"),
         ({"prefill_workers": "two"}, "prefill_workers must be a whole number"),
         ({"prefill_workers": True}, "prefill_workers must be a whole number"),
         ({"kv_memory": "many"}, "cannot read 'many' as a size"),
@@ -76,6 +85,21 @@ def test_a_configuration_crosses_as_json() -> None:
 def test_bad_values_are_refused_by_name(values: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidConfig, match=words.replace("(", r"\(")):
         ServeConfig.from_mapping(values)
+
+
+def test_colocated_has_one_pool() -> None:
+    config = ServeConfig.from_mapping({"colocated": True, "decode_workers": 2, "metrics_port": 9000})
+    assert (config.prefill_workers, config.pools) == (0, (Pool.DECODE,)) and config.worker(Pool.DECODE).colocated
+    assert list(config.metrics_addresses) == ["router", "controller", "decode-0", "decode-1"]
+    assert ServeConfig.from_mapping(json.loads(json.dumps(config.to_mapping()))) == config
+    assert not ServeConfig().worker(Pool.DECODE).colocated
+
+
+def test_cpus_of_a_pool() -> None:
+    config = ServeConfig(prefill_cpus="0-2, 5,1", decode_cpus="7")
+    assert config.worker(Pool.PREFILL).cpus == (0, 1, 2, 5) and config.worker(Pool.DECODE).cpus == (7,)
+    worker = config.worker(Pool.PREFILL)
+    assert type(worker).from_dict(json.loads(json.dumps(worker.to_dict()))) == worker
 
 
 def test_unreadable_yaml_is_refused(tmp_path: Path) -> None:
@@ -106,6 +130,7 @@ def test_a_port_in_use_is_named() -> None:
     ("flags", "words"),
     [
         (["--visibilities", "full,speed:5"], "prefill depth 5 exceeds the model's 4 layers"),
+        (["--decode-cpus", "9999"], "CPU 9999 is not among those"),
         (["--kv-memory", "4KiB"], "too little KV memory"),
         (["--kv-memory", "1000TiB"], "the KV pools of 2 workers may take"),
         (["--model", "no-such-model"], "no-such-model"),

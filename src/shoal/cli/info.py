@@ -29,7 +29,8 @@ def info(server: Server) -> None:
         facts.add_row("server", f"shoal {told.version}, up {told.uptime_seconds:.0f} s, {told.active_requests} requests running")
         workers = Table("worker", "pool", "state", "address", "epoch", box=None)
         for worker in told.workers:
-            workers.add_row(worker.worker_id, worker.pool, worker.state, worker.address, str(worker.epoch))
+            pool = f"{worker.pool}, colocated" if worker.colocated else worker.pool
+            workers.add_row(worker.worker_id, pool, worker.state, worker.address, str(worker.epoch))
         console = Console()
         console.print(facts)
         console.print(workers if told.workers else "no workers are known yet")

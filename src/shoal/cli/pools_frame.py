@@ -57,6 +57,7 @@ class WorkerRow:
     epoch: int
     address: str
     holds: Holdings | None
+    colocated: bool = False  # it prefills every prompt itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,4 +91,6 @@ class PoolsFrame:
 def _row(worker: shoal_pb2.WorkerInfo, holds: Holdings | None) -> WorkerRow:
     asked = worker.state in ("ready", "draining")  # the others are not asked for their load
     state = SILENT if asked and holds is None else worker.state
-    return WorkerRow(worker.worker_id, worker.pool, state, worker.epoch, worker.address, holds if asked else None)
+    return WorkerRow(
+        worker.worker_id, worker.pool, state, worker.epoch, worker.address, holds if asked else None, worker.colocated
+    )

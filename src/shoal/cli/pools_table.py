@@ -20,7 +20,8 @@ def draw(frame: PoolsFrame) -> RenderableType:
     num_ready = sum(row.state == "ready" for row in frame.workers)
     head = Text.assemble(
         ("shoal ", "bold"), f"{frame.version} at {frame.address}, up {_duration(frame.uptime_s)}; "
-        f"requests: {frame.num_active_requests}; workers ready: {num_ready} of {len(frame.workers)}",
+        f"requests: {frame.num_active_requests}; workers ready: {num_ready} of {len(frame.workers)}"
+        + (", colocated" if frame.workers and all(row.colocated for row in frame.workers) else ""),
     )  # fmt: skip
     if not frame.workers:
         return Group(head, Text("no workers are known yet"))

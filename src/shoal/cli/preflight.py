@@ -8,6 +8,7 @@ from shoal.config.serve import ServeConfig
 from shoal.config.tokens import read_tokens
 from shoal.config.worker import Pool
 from shoal.controller.room import check_memory
+from shoal.engine.affinity import check_cpus
 from shoal.errors import InvalidConfig
 from shoal.model_files import ModelFiles, load_tokenizer, open_model
 from shoal.router.text import PromptEncoder
@@ -26,7 +27,7 @@ def check(config: ServeConfig) -> ModelFiles:
         raise InvalidConfig(f"`shoal serve` needs {', '.join(missing)}; run `pip install 'shoal[serve]'`")
     model = open_model(config.model)
     shape = model.config.shape
-    for pool in Pool:
+    for pool in config.pools:
         worker = config.worker(pool)
         try:
             worker.allowed_policies(shape.num_layers)
@@ -35,6 +36,8 @@ def check(config: ServeConfig) -> ModelFiles:
         except InvalidConfig as error:
             text = str(error).replace("allowed_visibilities", "--visibilities").replace("kv_memory_bytes", "--kv-memory")
             raise InvalidConfig(text) from error
+    if not config.ray_address:
+        check_cpus((*config.cpus(Pool.PREFILL), *config.cpus(Pool.DECODE)))
     _check_gpus(config)
     _check_router(config, model)
     server_credentials(config.tls)

@@ -22,6 +22,8 @@ from shoal.config.serve import ServeConfig
 def serve(config_file: Path | None, **flags: Any) -> None:
     """Start a router, prefill workers and decode workers, and serve until Ctrl-C.
 
+    With --colocated there is no prefill pool: the same engine, router and doors, in one pool of workers.
+
     \b
     shoal serve --visibilities full,speed:22,pop:20
     shoal generate "Why do shoals of fish turn together?" --visibility speed:22
@@ -63,6 +65,12 @@ async def _serve(config: ServeConfig, console: Console) -> None:
     progress.log("stopped")
 
 
+def _pools(config: ServeConfig) -> str:
+    if config.colocated:
+        return f"{config.decode_workers} colocated"
+    return f"{config.prefill_workers} prefill, {config.decode_workers} decode"
+
+
 async def _run(supervisor: Supervisor, progress: StartProgress) -> None:
     await supervisor.start()
     progress.close()
@@ -71,7 +79,7 @@ async def _run(supervisor: Supervisor, progress: StartProgress) -> None:
     where = ", ".join(place.listen for place in supervisor.routers)
     click.echo(
         f"ready: {config.model} on {where}  "
-        f"({config.prefill_workers} prefill, {config.decode_workers} decode; {', '.join(config.visibilities)})\n"
+        f"({_pools(config)}; {', '.join(config.visibilities)})\n"
         f'try:   shoal generate --address {supervisor.address}{tls} "Why do fish swim in shoals?"'
     )
     if config.http_listen:

@@ -33,7 +33,8 @@ def print_stats(done: Completion) -> None:
 def _wire_words(done: Completion) -> str:
     transfer = done.transfer
     if not transfer.num_entries:
-        return "nothing had to be transferred"
+        here = transfer.prefill_at == "decode_worker"
+        return f"prefilled on decode ({transfer.prefill_reason})" if here else "nothing had to be transferred"
     equal = "equal to the plan" if transfer.payload_bytes == transfer.plan_bytes else f"the plan says {transfer.plan_bytes} bytes"
     saved = 1 - transfer.payload_bytes / transfer.full_depth_bytes if transfer.full_depth_bytes else 0.0
     return f"{transfer.payload_bytes} bytes, {equal}; full depth {_size(transfer.full_depth_bytes)} ({saved:.0%} saved)"

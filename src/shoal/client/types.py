@@ -49,6 +49,8 @@ class Transfer:
     num_entries: int
     prefill_worker: str  # "" when nothing was transferred
     decode_worker: str
+    prefill_at: str = ""  # prefill_worker, decode_worker; "": there was nothing to prefill
+    prefill_reason: str = ""
 
     @classmethod
     def read(cls, message: shoal_pb2.TransferStats) -> Self:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from shoal.config.disaggregation import LOCAL_CACHED_SHARE, LOCAL_PREFILL_TOKENS, DisaggregationRule
 from shoal.config.tls import ClusterConfig, TlsConfig
 from shoal.errors import InvalidConfig
 from shoal.visibility import Visibility
@@ -23,6 +24,9 @@ class RouterConfig:
     max_context: int | None = None  # tokens; None = the model's own
     max_retries: int = 1
     max_wait_s: float = 60.0  # a request that would wait longer for its start is refused at once; 0: none is
+    local_prefill_tokens: int = LOCAL_PREFILL_TOKENS  # fewer uncached prefill tokens run on the decode worker
+    local_cached_share: float = LOCAL_CACHED_SHARE  # so do those of prompts of which decode holds at least this share
+    prefill_fallback: bool = False  # and all others while no prefill worker is live; else they are UNAVAILABLE
     flush_s: float = 0.02  # tokens wait this long at most for others to share a message
     flush_tokens: int = 16
     max_queued_tokens: int = 256  # per stream; beyond it a slow reader slows its own request
@@ -35,7 +39,13 @@ class RouterConfig:
     tls: TlsConfig = field(default_factory=TlsConfig)  # of both doors
     cluster: ClusterConfig = field(default_factory=ClusterConfig)  # of the way to workers and controller
 
+    @property
+    def disaggregation(self) -> DisaggregationRule:
+        """When decode prefills a prompt itself."""
+        return DisaggregationRule(self.local_prefill_tokens, self.local_cached_share)
+
     def __post_init__(self) -> None:
+        self.disaggregation  # noqa: B018  (raises when the values cannot work)
         if bool(self.controller) == bool(self.workers):
             raise InvalidConfig("a router needs either a controller's address or a list of workers, and not both")
         if not self.visibilities:

@@ -12,6 +12,8 @@ from typing import Any, Self
 
 import yaml
 
+from shoal.config.cpus import parse_cpus
+from shoal.config.disaggregation import LOCAL_CACHED_SHARE, LOCAL_PREFILL_TOKENS, DisaggregationRule
 from shoal.config.logs import FORMATS, LEVELS
 from shoal.config.tls import ClusterConfig, TlsConfig
 from shoal.config.transfer import BACKENDS, TransferConfig
@@ -42,7 +44,13 @@ class ServeConfig:
     allow_wildcard: bool = False  # permits `listen` and `http_listen` on every interface
     prefill_workers: int = 1
     decode_workers: int = 1
+    colocated: bool = False  # decode workers prefill every prompt themselves; prefill_workers is 0
+    local_prefill_tokens: int = LOCAL_PREFILL_TOKENS  # shorter prompts are prefilled on decode; 0: none
+    local_cached_share: float = LOCAL_CACHED_SHARE  # so are those of which decode holds this share; 1: none
+    prefill_fallback: bool = False  # and all others while no prefill worker is live
     threads_per_worker: int = 1
+    prefill_cpus: str = ""  # CPUs that each worker of a pool is kept to, as in 0-3; "": any
+    decode_cpus: str = ""
     kv_memory: int = 512 << 20  # bytes per worker
     block_size: int = 16  # tokens
     token_budget: int = 512  # tokens per step
@@ -78,17 +86,14 @@ class ServeConfig:
         _choice("transfer_backend", self.transfer_backend, BACKENDS)
         _choice("log_level", self.log_level, LEVELS)
         _choice("log_format", self.log_format, FORMATS)
-        for name in (
-            "routers",
-            "prefill_workers",
-            "decode_workers",
-            "threads_per_worker",
-            "block_size",
-            "token_budget",
-            "max_requests",
-        ):
+        if self.colocated and self.prefill_workers:
+            raise InvalidConfig(f"colocated has no prefill pool; leave prefill_workers out (it is {self.prefill_workers})")
+        pools = ("decode_workers",) if self.colocated else ("prefill_workers", "decode_workers")
+        for name in ("routers", *pools, "threads_per_worker", "block_size", "token_budget", "max_requests"):
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} must be at least 1, not {getattr(self, name)}")
+        with _named("local_prefill_tokens, local_cached_share"):
+            DisaggregationRule(self.local_prefill_tokens, self.local_cached_share)
         for name in ("start_timeout_s", "hang_timeout_s"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise InvalidConfig(f"{name} must be a number of seconds greater than 0, not {getattr(self, name)}")
@@ -104,6 +109,8 @@ class ServeConfig:
         self._check_metrics_ports()
         if self.keep_workers and not self.ray_address:
             raise InvalidConfig("keep_workers needs ray_address: workers of a local Ray end with it")
+        for pool in Pool:
+            self.cpus(pool)
         self.listen_address, self.http_address, self.tls, self.cluster  # noqa: B018  (raise when they cannot be read)
         if self.controller_listen:
             _address("controller_listen", self.controller_listen)
@@ -163,6 +170,9 @@ class ServeConfig:
                 converted[name] = _transfer(source, value)
             else:
                 converted[name] = _convert(source, name, value, fields[name].default)
+        if converted.get("colocated"):
+            _refuse_beside_colocated(source, converted, fields)
+            converted["prefill_workers"] = 0
         return cls(**converted)
 
     def to_mapping(self) -> dict[str, Any]:
@@ -200,6 +210,17 @@ class ServeConfig:
     def num_workers(self, pool: Pool) -> int:
         return self.prefill_workers if pool is Pool.PREFILL else self.decode_workers
 
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """Those that have workers."""
+        return tuple(pool for pool in Pool if self.num_workers(pool))
+
+    def cpus(self, pool: Pool) -> tuple[int, ...]:
+        """What the workers of a pool are kept to; empty: any CPU."""
+        name = f"{pool}_cpus"
+        with _named(name):
+            return parse_cpus(getattr(self, name))
+
     def worker(self, pool: Pool, worker_id: str = "", epoch: int = 0) -> WorkerConfig:
         """What one worker of a pool is told. Raises InvalidConfig."""
         return WorkerConfig(
@@ -209,6 +230,7 @@ class ServeConfig:
             epoch=epoch,
             dtype=DType(self.dtype),
             num_threads=self.threads_per_worker,
+            cpus=self.cpus(pool),
             block_size=self.block_size,
             kv_memory_bytes=self.kv_memory,
             max_context_tokens=self.max_context_tokens or None,
@@ -216,6 +238,7 @@ class ServeConfig:
             max_running_requests=self.max_requests,
             allowed_visibilities=tuple(Visibility.parse(text) for text in self.visibilities),
             max_boundary_tokens=self.max_boundary_tokens,
+            colocated=self.colocated and pool is Pool.DECODE,
             host=self.worker_host,
             cluster=self.cluster,
             transfer=replace(self.transfer, backend=self.transfer_backend, host=self.worker_host),
@@ -268,6 +291,14 @@ def parse_size(text: str) -> int:
 def parse_list(text: str) -> tuple[str, ...]:
     """'full, speed:22' → ('full', 'speed:22')."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _refuse_beside_colocated(source: str, given: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    """Without a prefill pool these settings mean nothing. Raises InvalidConfig."""
+    neutral = {name: fields[name].default for name in ("prefill_cpus", "local_prefill_tokens", "local_cached_share")}
+    for name, value in (neutral | {"prefill_fallback": False, "prefill_workers": 0}).items():
+        if given.get(name, value) != value:
+            raise InvalidConfig(f"{source}: colocated and {name} contradict each other: there is no prefill pool; leave one out")
 
 
 def _transfer(source: str, values: Any) -> TransferConfig:

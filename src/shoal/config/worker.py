@@ -34,6 +34,7 @@ class WorkerConfig:
     epoch: int = 0  # the worker's incarnation; a restarted worker has a higher one
     dtype: DType = DType.FLOAT32
     num_threads: int = 1  # of the step thread's tensor operations
+    cpus: tuple[int, ...] = ()  # the CPUs that all threads of the process are kept to; none: any
     device: str = "auto"  # "cpu", "cuda", or the GPU where the process sees one
     backend: str = "auto"  # who computes: "native" (compiled, CPU), "triton" (CUDA), "torch", or the first that works
     block_size: int = 16  # tokens
@@ -160,6 +161,7 @@ class WorkerConfig:
                 known["pool"] = Pool(known["pool"])
             if "dtype" in known:
                 known["dtype"] = DType(known["dtype"])
+            known["cpus"] = tuple(known.get("cpus", ()))
             if "allowed_visibilities" in known:
                 known["allowed_visibilities"] = tuple(Visibility.parse(text) for text in known["allowed_visibilities"])
             return cls(**known, transfer=TransferConfig(**transfer), cluster=ClusterConfig(**cluster))

@@ -251,20 +251,24 @@ class GenerateComplete(_message.Message):
     def __init__(self, output_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[str] = ..., matched_token_id: _Optional[int] = ..., matched_stop_str: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., index: _Optional[int] = ..., output_logprobs: _Optional[_Union[OutputLogProbs, _Mapping]] = ..., visibility: _Optional[str] = ..., transfer: _Optional[_Union[TransferStats, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., decode_kv: _Optional[_Union[KvStats, _Mapping]] = ..., seed: _Optional[int] = ..., num_retries: _Optional[int] = ..., notices: _Optional[_Iterable[str]] = ..., input_logprobs: _Optional[_Union[OutputLogProbs, _Mapping]] = ...) -> None: ...
 
 class TransferStats(_message.Message):
-    __slots__ = ("payload_bytes", "plan_bytes", "full_depth_bytes", "num_entries", "prefill_worker", "decode_worker")
+    __slots__ = ("payload_bytes", "plan_bytes", "full_depth_bytes", "num_entries", "prefill_worker", "decode_worker", "prefill_at", "prefill_reason")
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     PLAN_BYTES_FIELD_NUMBER: _ClassVar[int]
     FULL_DEPTH_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
     DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_AT_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_REASON_FIELD_NUMBER: _ClassVar[int]
     payload_bytes: int
     plan_bytes: int
     full_depth_bytes: int
     num_entries: int
     prefill_worker: str
     decode_worker: str
-    def __init__(self, payload_bytes: _Optional[int] = ..., plan_bytes: _Optional[int] = ..., full_depth_bytes: _Optional[int] = ..., num_entries: _Optional[int] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ...) -> None: ...
+    prefill_at: str
+    prefill_reason: str
+    def __init__(self, payload_bytes: _Optional[int] = ..., plan_bytes: _Optional[int] = ..., full_depth_bytes: _Optional[int] = ..., num_entries: _Optional[int] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., prefill_at: _Optional[str] = ..., prefill_reason: _Optional[str] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("tokenize_ms", "reserve_ms", "prefill_ms", "transfer_ms", "first_step_ms", "ttft_ms", "tpot_ms", "total_ms")
@@ -393,18 +397,20 @@ class GetServerInfoResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., active_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "pool", "address", "state", "epoch")
+    __slots__ = ("worker_id", "pool", "address", "state", "epoch", "colocated")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    COLOCATED_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     pool: str
     address: str
     state: str
     epoch: int
-    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    colocated: bool
+    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., colocated: bool = ...) -> None: ...
 
 class GetLoadsRequest(_message.Message):
     __slots__ = ()

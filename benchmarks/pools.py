@@ -1,0 +1,113 @@
+"""Worker processes kept to given CPUs, and requests sent to them as a router sends them. Knows no figures."""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoal.config.worker import Pool, WorkerConfig
+from shoal.pb.internal.v1 import worker_pb2 as pb
+from shoal.pb.internal.v1 import worker_pb2_grpc
+from shoal.rpc import open_channel
+from shoal.visibility import Visibility
+
+SOURCE = str(Path(__file__).resolve().parents[1] / "src")
+LOCAL = 1 << 30  # every prompt is shorter
+
+
+@dataclass
+class Timed:
+    """One request as its caller saw it; seconds."""
+
+    ttft: float = 0.0
+    token_times: list[float] = field(default_factory=list)  # since the call
+    prefill: pb.PrefillResponse | None = None
+    finished: pb.Finished | None = None
+
+    @property
+    def tpot(self) -> float:
+        times = self.token_times
+        return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0
+
+
+class RunningWorker:
+    """A worker process and its stub."""
+
+    def __init__(self, process: asyncio.subprocess.Process, pool: Pool, address: str) -> None:
+        self.process, self.address = process, address
+        self._channel = open_channel(address)
+        make = worker_pb2_grpc.DecodeWorkerStub if pool is Pool.DECODE else worker_pb2_grpc.PrefillWorkerStub
+        self.stub: Any = make(self._channel)
+
+    async def close(self) -> None:
+        await self._channel.close()
+        self.process.terminate()
+        await asyncio.wait_for(self.process.wait(), 60)
+
+
+@asynccontextmanager
+async def worker(folder: Path, pool: Pool, model: str, visibilities: list[str], **changes: Any) -> AsyncIterator[RunningWorker]:
+    """One worker in a process of its own, with `shoal serve`'s settings unless changed."""
+    name = changes.pop("worker_id", f"{pool}-0")
+    config = WorkerConfig(
+        name, pool, model, allowed_visibilities=tuple(Visibility.parse(text) for text in visibilities), **changes
+    )
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(config.to_dict()))
+    environment = os.environ | {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": str(config.num_threads)}
+    command = (sys.executable, "-m", f"shoal.{pool}_worker", str(path))
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    line = await asyncio.wait_for(process.stdout.readline(), 120)
+    running = RunningWorker(process, pool, json.loads(line)["address"])
+    try:
+        yield running
+    finally:
+        await running.close()
+
+
+async def ask(decode: RunningWorker, prefill: RunningWorker | None, prompt: list[int], visibility: str, max_tokens: int) -> Timed:
+    """Both legs of one request; without a prefill worker decode runs the prompt itself."""
+    split = Visibility.parse(visibility).split(len(prompt))
+    request = pb.DecodeRequest(
+        prompt_ids=prompt,
+        visibility=visibility,
+        sampling=pb.Sampling(max_tokens=max_tokens, top_p=1.0),
+        local_prefill=pb.LocalPrefill(below_tokens=0 if prefill is not None else LOCAL),
+    )
+    timed, leg, begin = Timed(), None, time.perf_counter()
+    async for event in decode.stub.Decode(request, timeout=300):
+        match event.WhichOneof("event"):
+            case "reserved" if event.reserved.num_entries:
+                assert prefill is not None
+                reserved = event.reserved
+                task = pb.PrefillRequest(
+                    attempt_id=reserved.attempt_id,
+                    prompt_ids=prompt[: split.num_prefill_tokens],
+                    num_prompt_tokens=len(prompt),
+                    visibility=visibility,
+                    plan_digest=reserved.plan_digest,
+                    decode_address=reserved.transfer_address,
+                    decode_worker_id=reserved.worker_id,
+                    decode_epoch=reserved.epoch,
+                )
+                leg = asyncio.ensure_future(prefill.stub.Prefill(task, timeout=300))
+            case "tokens":
+                timed.token_times += [time.perf_counter() - begin] * len(event.tokens.token_ids)
+            case "finished":
+                timed.finished = event.finished
+    timed.ttft = timed.token_times[0]
+    if leg is not None:
+        timed.prefill = await leg
+    return timed
+
+
+def resolved(text: str, num_layers: int) -> str:
+    """A visibility as the router would resolve it, boundary 1."""
+    return str(Visibility.parse(text).resolve(num_layers, 1))
