@@ -1,6 +1,9 @@
 """The tensor behind a worker's blocks. Knows slots and the wire layout; who owns a block is placement's BlockPool."""
 
 import math
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Final
 
 import numpy as np
 import torch
@@ -16,6 +19,10 @@ from shoal.types import DType, ModelShape
 def block_bytes(shape: ModelShape, block_size: int, dtype: DType) -> int:
     """Bytes of one block: `block_size` tokens × one layer's K and V."""
     return shape.kv_elements * block_size * dtype.num_bytes
+
+
+_MAX_RUNS: Final = 8  # of neighbouring blocks in one entry, and one more for each so many blocks
+_MIN_RUN_BLOCKS: Final = 8
 
 
 class KvPool:
@@ -41,6 +48,8 @@ class KvPool:
             size = f"{math.prod(dims) * dtype.num_bytes / 1e9:.1f} GB"
             raise InvalidConfig(f"a KV pool of {size} cannot be allocated on {device}; lower kv_memory_bytes") from error
         self.rows = self.data.view(-1, shape.head_dim)  # one row per (block, K or V, head, slot)
+        fits = on_cpu and shape.head_dim * dtype.num_bytes % 8 == 0
+        self._words = self.data.view(torch.int64) if fits else None  # the same memory, 8 bytes at a time
 
     @property
     def num_bytes(self) -> int:
@@ -59,6 +68,10 @@ class KvPool:
 
     def pack(self, table: BlockTable, layer: int, start: int, stop: int, out: torch.Tensor) -> None:
         """Copy slots [start, stop) of one layer into `out`, a uint8 tensor on any device, as [n, 2, kv_heads, head_dim]."""
+        if runs := self._runs(table, layer, start, stop, out):
+            for mine, wire in runs:
+                wire.copy_(mine)
+            return
         rows = self._row_index(table, layer, start, stop)
         view = self._wire_view(out, len(rows))
         if view.device == self.data.device:
@@ -68,8 +81,40 @@ class KvPool:
 
     def unpack(self, table: BlockTable, layer: int, start: int, stop: int, data: torch.Tensor) -> None:
         """Copy `data`, a uint8 tensor in the wire layout on any device, into slots [start, stop) of one layer."""
+        if runs := self._runs(table, layer, start, stop, data):
+            for mine, wire in runs:
+                mine.copy_(wire)
+            return
         rows = self._row_index(table, layer, start, stop)
         self.rows.index_copy_(0, rows, self._wire_view(data, len(rows)).to(self.data.device))
+
+    def _runs(
+        self, table: BlockTable, layer: int, start: int, stop: int, data: torch.Tensor
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(slots of the pool, their part of the wire), both [blocks, slots, 2, kv_heads, words], for each run of neighbouring
+        blocks. On a CPU such a run is copied at two to four times the speed of an index; empty where runs are too short to gain.
+        """
+        if self._words is None or not 0 <= start < stop <= table.num_slots:
+            return []
+        size = self.block_size
+        ids = table.layer_ids(layer)[start // size : -(-stop // size)]
+        cuts = [0, *(np.flatnonzero(np.diff(ids) != 1) + 1).tolist(), len(ids)]
+        if len(cuts) > _MAX_RUNS + len(ids) // _MIN_RUN_BLOCKS:
+            return []
+        wire = self._wire_view(data, (stop - start) * 2 * self.shape.num_kv_heads).view(torch.int64)
+        wire = wire.view(stop - start, 2, self.shape.num_kv_heads, -1)
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        at = 0
+        for begin, end in pairwise(cuts):
+            first, last = begin * size, end * size  # slots, counted from the first block's first
+            for low, high in _pieces(max(first, start % size), min(last, start % size + stop - start), size):
+                blocks = range(int(ids[low // size]), int(ids[low // size]) + max(1, (high - low) // size))
+                offset = low % size
+                span = min(size, high - low)
+                mine = self._words[blocks.start : blocks.stop, :, :, offset : offset + span].permute(0, 3, 1, 2, 4)
+                pairs.append((mine, wire[at : at + high - low].view(len(blocks), span, *wire.shape[1:])))
+                at += high - low
+        return pairs
 
     def _wire_view(self, data: torch.Tensor, num_rows: int) -> torch.Tensor:
         num_bytes = num_rows * self.shape.head_dim * self.dtype.num_bytes
@@ -86,3 +131,14 @@ class KvPool:
         kv = torch.arange(2 * self.shape.num_kv_heads, device=device)
         rows = (blocks[:, None] * (2 * self.shape.num_kv_heads) + kv) * size + (slots % size)[:, None]  # [n, 2·kv_heads]
         return rows.reshape(-1)
+
+
+def _pieces(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
+    """Slots start … stop − 1 cut into part of a block, whole blocks, part of a block."""
+    first, last = -(-start // size) * size, stop // size * size
+    if first > last:  # within one block
+        yield start, stop
+        return
+    for low, high in ((start, first), (first, last), (last, stop)):
+        if low < high:
+            yield low, high

@@ -9,8 +9,9 @@ import queue
 import threading
 import zlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+import numpy as np
 import torch
 
 from shoal.errors import InternalError, ShoalError, Unavailable
@@ -18,6 +19,7 @@ from shoal.kv_transfer.channel import PairChannel, Pending
 from shoal.kv_transfer.faults import Faults
 
 _BROKEN_S = 0.01
+_ROW_BYTES: Final = 8192
 
 Report = Callable[..., None]  # called on the event loop
 
@@ -199,5 +201,15 @@ class Guard:
 
 
 def checksum(buffer: torch.Tensor) -> int:
-    """CRC-32 of a message's bytes."""
-    return zlib.crc32(buffer.cpu().numpy().data)
+    """A message's 32 bits: CRC-32 over sums of its 64-bit words, by row and by column of 1,024, and over the bytes left over.
+
+    Any changed word changes two sums, any change of order the order of sums; it runs at the speed of memory, which a CRC over all
+    bytes does not everywhere (0.5 to 5.5 GB/s by Python's zlib).
+    """
+    data = buffer.cpu().numpy()
+    cut = len(data) // _ROW_BYTES * _ROW_BYTES
+    words = data[:cut].view(np.uint64).reshape(-1, _ROW_BYTES // 8)
+    crc = zlib.crc32(data[cut:].data)
+    if cut:
+        crc = zlib.crc32(words.sum(axis=1, dtype=np.uint64).data, zlib.crc32(words.sum(axis=0, dtype=np.uint64).data, crc))
+    return crc

@@ -15,9 +15,13 @@ SHAPE = ModelShape(
 DTYPES = [DType.FLOAT32, DType.BFLOAT16]
 
 
-def table(layers: range, num_blocks: int, block_size: int, first: int = 0) -> BlockTable:
+def table(layers: range, num_blocks: int, block_size: int, first: int = 0, *, in_order: bool = False) -> BlockTable:
+    """Blocks anywhere, or neighbours but for one gap."""
     own = BlockTable(layers, block_size)
     ids = np.random.default_rng(first).permutation(len(layers) * num_blocks).astype(np.int32) + first
+    if in_order:
+        ids = np.sort(ids)
+        ids[len(ids) - 2 :] += 1
     own.extend(ids)
     return own
 
@@ -36,12 +40,13 @@ def test_a_pool_that_no_machine_can_hold_is_refused_with_words() -> None:
         KvPool(SHAPE, 1 << 45, 16, DType.FLOAT32)
 
 
+@pytest.mark.parametrize("in_order", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_pack_and_unpack_between_pools_of_different_block_size(dtype: DType) -> None:
+def test_pack_and_unpack_between_pools_of_different_block_size(dtype: DType, in_order: bool) -> None:
     source, sink = KvPool(SHAPE, 40, 4, dtype), KvPool(SHAPE, 30, 8, dtype)
-    mine, theirs = table(range(3), 7, 4), table(range(1, 3), 4, 8, first=5)
+    mine, theirs = table(range(3), 7, 4, in_order=in_order), table(range(1, 3), 4, 8, first=5, in_order=in_order)
     kv = filled(source, mine, 2, 26)
-    for start, stop in [(0, 26), (3, 4), (5, 19), (8, 16), (7, 7)]:
+    for start, stop in [(0, 26), (3, 4), (5, 19), (8, 16), (7, 7), (9, 11), (6, 24), (4, 26)]:
         sink.data.zero_()
         wire = torch.zeros((stop - start) * 16 * dtype.num_bytes + 8, dtype=torch.uint8)
         source.pack(mine, 2, start, stop, wire[:-8])

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -12,7 +13,7 @@ from shoal.config.transfer import TransferConfig
 from shoal.errors import InternalError, InvalidConfig, ShoalError, Unavailable
 from shoal.kv_transfer.control import ControlStream, receiver_beat
 from shoal.kv_transfer.faults import Fault, Faults
-from shoal.kv_transfer.lane import Guard
+from shoal.kv_transfer.lane import Guard, checksum
 from shoal.kv_transfer.staging import Gate, Permits, StagingBuffer, StagingPool
 from shoal.pb.internal.v1 import transfer_pb2 as pb
 
@@ -159,3 +160,17 @@ def test_timeouts_follow_the_bytes() -> None:
     config = TransferConfig(base_timeout_s=2.0, min_rate_bytes_per_s=1e6)
     assert config.message_timeout_s(3_000_000) == pytest.approx(5.0)
     assert TransferConfig(heartbeat_s=0.5, heartbeat_misses=4).peer_timeout_s == 2.0
+
+
+def test_the_checksum_sees_every_byte_and_every_order() -> None:
+    for num_bytes in (1, 100, 8192, 8192 * 3 + 24):
+        data = torch.from_numpy(np.random.default_rng(num_bytes).integers(0, 256, num_bytes, dtype=np.uint8))
+        right, seen = checksum(data), set()
+        for at in {0, num_bytes // 2, num_bytes - 1, min(num_bytes - 1, 8191)}:
+            damaged = data.clone()
+            damaged[at] ^= 1
+            seen.add(checksum(damaged))
+        assert right not in seen and checksum(data.clone()) == right
+    rows = data[: 8192 * 3].clone().view(3, -1)
+    whole = checksum(rows.view(-1))
+    assert len({whole, checksum(rows[[1, 0, 2]].view(-1)), checksum(rows.roll(8, 1).reshape(-1))}) == 3
