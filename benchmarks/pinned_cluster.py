@@ -56,6 +56,8 @@ async def pinned_cluster(
                 "127.0.0.1:0",
                 "--visibilities",
                 visibilities,
+                "--local-prefill-tokens",
+                "0",
             ]
             for address in addresses:
                 arguments += ["--worker", address]

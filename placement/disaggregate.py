@@ -7,7 +7,9 @@ transfer and a step of its own cost more than the tokens do. Knows no load, no a
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shoal.config.disaggregation import DisaggregationRule
+from shoal.config.disaggregation import NEVER_LOCAL, DisaggregationRule
+
+__all__ = ["NEVER_LOCAL", "DisaggregationRule", "PrefillChoice", "PrefillSite", "SiteReason", "choose_prefill_site"]
 
 
 class PrefillSite(StrEnum):

@@ -155,7 +155,9 @@ async def cut_under_a_router(net: Net, model: str, workers: list[WorkerProcess])
     places = tuple(f"{worker.pool}={worker.endpoint.address}" for worker in workers)
     visibilities = tuple(Visibility.parse(text) for text in MIXED)
     listen = f"{net.addresses['driver']}:0"
-    async with Router(RouterConfig(model, workers=places, listen=listen, visibilities=visibilities)) as router:
+    async with Router(
+        RouterConfig(model, workers=places, listen=listen, visibilities=visibilities, local_prefill_tokens=0)
+    ) as router:
         address = str(await router.start())
         await until(lambda: sum(worker.state == "ready" for worker in router.registry.workers) == 3, timeout_s=10)
         request = shoal_pb2.GenerateRequest(

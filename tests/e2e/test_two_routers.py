@@ -30,7 +30,11 @@ async def second_router(first: Served, model: Path) -> AsyncIterator[tuple[Route
     """Another router that knows the workers of the first."""
     workers = tuple(f"{worker.config.pool}={worker.address}" for worker in (*first.prefill, *first.decode))
     visibilities = tuple(Visibility.parse(text) for text in MIXED)
-    router = Router(RouterConfig(str(model), workers=workers, listen="127.0.0.1:0", visibilities=visibilities, flush_s=0.0))
+    router = Router(
+        RouterConfig(
+            str(model), workers=workers, listen="127.0.0.1:0", visibilities=visibilities, flush_s=0.0, local_prefill_tokens=0
+        )
+    )
     address = str(await router.start())
     try:
         async with open_channel(address) as channel:

@@ -145,6 +145,7 @@ def own_config(flags: dict[str, Any], plan: Plan) -> ServeConfig:
         block_size=plan.block_size,
         token_budget=plan.token_budget,
         max_requests=plan.max_running,
+        local_prefill_tokens=0,  # what is measured as prefill must run there
         log_level="warning",
     )
 
