@@ -67,7 +67,7 @@ class Dispatcher:
         caller: str = "",
     ) -> None:
         """`falls_back`: decode prefills what no prefill worker can be found for."""
-        self.gate = Gate(registry, shape, max_wait_s)
+        self.gate = Gate(registry, shape, max_wait_s, disaggregation=disaggregation)
         self._rule = disaggregation
         self._falls_back = falls_back
         self._registry = registry

@@ -8,8 +8,10 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 
+from shoal.config.disaggregation import NEVER_LOCAL, DisaggregationRule
 from shoal.placement.admission import ComputeReport, RoomReport, WaitBounds
 from shoal.placement.cost import request_cost
+from shoal.placement.disaggregate import PrefillSite, choose_prefill_site
 from shoal.placement.reservation import decode_reservation
 from shoal.router.instruments import PREDICTED_WAIT, REFUSED
 from shoal.router.legs import DispatchRequest
@@ -24,8 +26,14 @@ class Gate:
     """One per router. `max_wait_s` 0: no bound but the request's own deadline."""
 
     def __init__(
-        self, registry: Registry, shape: ModelShape, max_wait_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        registry: Registry,
+        shape: ModelShape,
+        max_wait_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        disaggregation: DisaggregationRule = NEVER_LOCAL,
     ) -> None:
+        self._disaggregation = disaggregation
         self._registry = registry
         self._shape = shape
         self._max_wait_s = max_wait_s or math.inf
@@ -38,7 +46,7 @@ class Gate:
         waits = {worker: room.wait_s(request.turn.priority, self._need(request, worker)) for worker, room in rooms.items()}
         crowded = self._over(bounds, waits, lambda worker: rooms[worker].words(request.turn.priority))
         longest = min(waits.values(), default=0.0)
-        if request.num_prefill_tokens:
+        if choose_prefill_site(self._disaggregation, request.num_prefill_tokens).site is PrefillSite.PREFILL_WORKER:
             queues = {worker: _queue(worker) for worker in self._candidates(PREFILL, request)}
             waits = {worker: queue.wait_s(request.turn.priority) for worker, queue in queues.items()}
             crowded |= self._over(bounds, waits, lambda worker: queues[worker].words(request.turn.priority))
