@@ -128,18 +128,18 @@ async def test_new_workers_take_traffic_and_those_that_go_lose_nothing(
     cluster: Any, cases: list[tuple[Case, LocalResult]]
 ) -> None:
     async with load(cluster, cases) as seen:
-        status, output = await order(cluster, "scale", "--prefill", "2", "--decode", "2")
+        status, output = await order(cluster, "scale", "--prefill", "1", "--decode", "2")
         assert status == 0, output
-        assert all(f"{name}: ready, takes requests" in output for name in ("prefill-1", "decode-1")), output
-        assert output.count("connected to its peers") == 2 and output.splitlines()[-1].startswith("done in")
+        assert "decode-1: ready, takes requests" in output and "decode-1: connected to its peers" in output, output
+        assert output.splitlines()[-1].startswith("done in")
         told_at = time.monotonic()
         async with asyncio.timeout(TRAFFIC_WITHIN_S):
-            while not (seen.served_by("prefill-1") and seen.served_by("decode-1")):  # noqa: ASYNC110  (clients fill a list)
+            while not seen.served_by("decode-1"):  # noqa: ASYNC110  (clients fill a list)
                 await asyncio.sleep(0.02)
         first = min(seen.served_by("decode-1")) - told_at
         print(f"the first answer with decode-1 ended {first:+.2f} s from the end of `shoal scale`:\n{output}")
-        status, output = await order(cluster, "scale", "--prefill", "1", "--decode", "1", "--drain-s", "0.1")
-        assert status == 0 and "prefill-1: gone" in output and "decode-1: gone" in output, output
+        status, output = await order(cluster, "scale", "--decode", "1", "--drain-s", "0.1")
+        assert status == 0 and "decode-1: gone" in output, output
         print(output)
     assert set(cluster.workers()) == {"prefill-0", "decode-0"}
     told = [notice for _, answer in seen.answers for notice in answer.notices]
