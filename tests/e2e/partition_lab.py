@@ -13,6 +13,7 @@ import asyncio
 import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -107,11 +108,24 @@ async def start(net: Net, config: WorkerConfig, folder: Path) -> WorkerProcess:
     with (folder / f"{config.worker_id}.log").open("w") as log:
         process = await asyncio.create_subprocess_exec(
             *("ip", "netns", "exec", net.name(config.worker_id), sys.executable, "-m", f"shoal.{config.pool}_worker", str(path)),
-            stdout=asyncio.subprocess.PIPE, stderr=log, env=os.environ | faults,
+            stdout=asyncio.subprocess.PIPE, stderr=log, env=os.environ | faults | {"PYTHONFAULTHANDLER": "1"},
         )  # fmt: skip
     assert process.stdout is not None
     line = await asyncio.wait_for(process.stdout.readline(), 90)
     return WorkerProcess(process, json.loads(line)["address"], config.pool)
+
+
+async def close(worker: WorkerProcess) -> None:
+    """Drain and end it. One that does not end says where each of its threads stands, and fails the trial."""
+    worker.process.terminate()
+    try:
+        await asyncio.wait_for(worker.process.wait(), 20)
+    except TimeoutError:
+        worker.process.send_signal(signal.SIGABRT)
+        await worker.process.wait()
+        raise
+    finally:
+        await worker.endpoint.close()
 
 
 async def cut_between_legs(net: Net, prefill: Endpoint, decode: Endpoint) -> dict[str, Any]:
@@ -211,7 +225,9 @@ async def main(net: Net, folder: Path, model: str) -> dict[str, Any]:
             await worker.endpoint.idle(worker.pool)
         return {"legs": legs, "pairs": pairs, "routed": routed}
     finally:
-        await asyncio.gather(*(worker.close() for worker in workers))
+        print("closing", file=sys.stderr)
+        await asyncio.gather(*(close(worker) for worker in workers))
+        print("\n".join(path.read_text()[-4000:] for path in sorted(folder.glob("*.log"))), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def test_a_cut_link_is_noticed_frees_both_ends_and_heals(tmp_path: Path) -> None
     command = [sys.executable, "-m", "tests.e2e.partition_lab", str(tmp_path), str(model)]
     root = Path(__file__).parents[2]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False, env=command_environment(), cwd=root)
-    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.returncode == 0, ended.stderr[-12_000:]
     told = json.loads(ended.stdout.splitlines()[-1])
     print(json.dumps(told, indent=1))
     legs, routed = told["legs"], told["routed"]
