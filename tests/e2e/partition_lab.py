@@ -225,9 +225,7 @@ async def main(net: Net, folder: Path, model: str) -> dict[str, Any]:
             await worker.endpoint.idle(worker.pool)
         return {"legs": legs, "pairs": pairs, "routed": routed}
     finally:
-        print("closing", file=sys.stderr)
         await asyncio.gather(*(close(worker) for worker in workers))
-        print("\n".join(path.read_text()[-4000:] for path in sorted(folder.glob("*.log"))), file=sys.stderr)
 
 
 if __name__ == "__main__":
@@ -238,3 +236,4 @@ if __name__ == "__main__":
         print(json.dumps(asyncio.run(main(lab, Path(sys.argv[1]), sys.argv[2]))))
     finally:
         lab.remove()
+        print("\n".join(path.read_text()[-4000:] for path in sorted(Path(sys.argv[1]).glob("*.log"))), file=sys.stderr)
