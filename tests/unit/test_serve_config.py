@@ -39,6 +39,21 @@ def test_flags_override_the_file_and_the_file_the_defaults(tmp_path: Path) -> No
     assert config.worker(Pool.DECODE).transfer.heartbeat_s == 2.0
 
 
+def test_an_error_names_a_knob_as_it_was_written(tmp_path: Path) -> None:
+    (file := tmp_path / "cluster.yaml").write_text("metrics_port: 65530\nmax_boundary_tokens: 4\n")
+    for config_file, flags, words in (
+        (None, {"metrics_port": 70000}, "--metrics-port must lie in"),
+        (None, {"listen": "nowhere"}, "--listen must be HOST:PORT"),
+        (None, {"keep_workers": True}, "--keep-workers needs --ray-address"),
+        (None, {"tls_cert": "a.pem"}, "--tls-cert, --tls-key, --tls-ca, --tls-require-client-cert: TLS needs"),
+        (file, {"prefill_workers": 9}, "metrics_port 65530 and one port"),
+        (file, {"max_boundary_tokens": 0}, "--max-boundary-tokens must be at least 1"),
+    ):
+        with pytest.raises(InvalidConfig) as caught:
+            read_config(config_file, flags)
+        assert str(caught.value).startswith(words)
+
+
 def test_a_configuration_crosses_as_json() -> None:
     config = ServeConfig.from_mapping({"visibilities": "full,pop:3", "transfer": {"max_pairs": 5}, "grace_s": 3})
     assert ServeConfig.from_mapping(json.loads(json.dumps(config.to_mapping()))) == config
@@ -137,7 +152,7 @@ def test_a_port_in_use_is_named() -> None:
         (["--listen", "0.0.0.0:0"], "add --allow-wildcard"),
         (["--listen", "256.0.0.1:1"], "--listen 256.0.0.1:1"),
         (["--ray-address", "127.0.0.1:1"], "--ray-address 127.0.0.1:1: Connection refused"),
-        (["--prefill-workers", "-1"], "prefill_workers must be at least 1"),
+        (["--prefill-workers", "-1"], "--prefill-workers must be at least 1"),
         (["--config", "no-such.yaml"], "no-such.yaml"),
         (["--worker-host", "192.0.2.1"], "--worker-host 192.0.2.1: Cannot assign requested address; name an address"),
         (["--worker-host", "0.0.0.0"], "must name one IPv4 interface"),

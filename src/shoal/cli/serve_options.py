@@ -1,13 +1,15 @@
 """The flags of `shoal serve`, one for each field of ServeConfig, and how they join a YAML file. Knows no process."""
 
 import dataclasses
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from shoal.config.serve import ServeConfig, read_yaml
+from shoal.errors import InvalidConfig
 
 HELP: Final[dict[str, str]] = {
     "model": "A known model (`shoal models`), a .gguf file or a Hugging Face folder.",
@@ -80,8 +82,21 @@ def read_config(config_file: Path | None, flags: dict[str, Any], defaults: dict[
     if config_file is not None:
         ServeConfig.from_mapping(file_values := read_yaml(config_file), source=str(config_file))
         values |= {str(key).replace("-", "_"): value for key, value in file_values.items()}
-    values |= {name: value for name, value in flags.items() if value is not None}
-    return ServeConfig.from_mapping(values, source="flags")
+    typed = {name: value for name, value in flags.items() if value is not None}
+    in_file = values.keys() - (defaults or {}).keys() - typed.keys()
+    try:
+        return ServeConfig.from_mapping(values | typed, source="flags")
+    except InvalidConfig as error:
+        raise InvalidConfig(_as_flags(str(error).removeprefix("flags: "), in_file)) from None
+
+
+def _as_flags(words: str, in_file: Collection[str]) -> str:
+    """An error's words with each knob named as its flag, but those that stand in the file as they stand there."""
+    for name in HELP.keys() - in_file:
+        is_plain = "_" not in name  # also an English word: only where the sentence begins with it
+        pattern = rf"^{name}\b(?!-)" if is_plain else rf"(?<![\w.]){name}\b"
+        words = re.sub(pattern, "--" + name.replace("_", "-"), words)
+    return words
 
 
 def _shown(name: str, default: Any) -> str:
