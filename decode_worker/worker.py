@@ -30,12 +30,12 @@ from shoal.engine.weights import HeldLayers
 from shoal.errors import InternalError, InvalidConfig, Unavailable
 from shoal.kv_transfer import TransferServer
 from shoal.kv_transfer.faults import Faults
-from shoal.kv_transfer.wire import fingerprint_to_pb
 from shoal.model_files import ModelFiles, load_tokenizer
 from shoal.pb.internal.v1 import transfer_pb2, transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
 from shoal.pb.v1 import shoal_pb2
 from shoal.placement.stall import Standing
 from shoal.rpc import Address, ClusterLink
+from shoal.rpc.fingerprints import fingerprint_to_pb
 from shoal.types import ModelShape
 
 _log = logging.getLogger(__name__)

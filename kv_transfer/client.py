@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from shoal.config.transfer import TransferConfig
 from shoal.errors import Cancelled, CapacityExceeded, InternalError, Unavailable
-from shoal.kv_transfer import wire
 from shoal.kv_transfer.backends import make_backend
 from shoal.kv_transfer.dial import Connect, DecodeTarget
 from shoal.kv_transfer.faults import Faults
@@ -22,6 +21,7 @@ from shoal.kv_transfer.staging import Gate, StagingPool
 from shoal.pb.internal.v1 import transfer_pb2 as pb
 from shoal.placement.plan import TransferPlan
 from shoal.rpc.channel import open_channel
+from shoal.rpc.fingerprints import fingerprint_to_pb
 from shoal.types import Fingerprint
 
 
@@ -142,7 +142,7 @@ class TransferClient:
         hello = pb.Hello(
             worker_id=self._worker_id,
             epoch=self._epoch,
-            fingerprint=wire.fingerprint_to_pb(self._fingerprint),
+            fingerprint=fingerprint_to_pb(self._fingerprint),
             decode_worker_id=target.worker_id,
             decode_epoch=target.epoch,
             backend=self._shared.backend.name,

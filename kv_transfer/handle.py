@@ -9,7 +9,7 @@ from typing import get_type_hints
 import msgpack
 
 from shoal.errors import InvalidRequest, Mismatch
-from shoal.kv_transfer.wire import parse_dtype
+from shoal.rpc.fingerprints import parse_dtype
 from shoal.types import DType, Fingerprint
 
 _VERSION = 1

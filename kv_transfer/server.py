@@ -24,6 +24,7 @@ from shoal.kv_transfer.staging import Gate, Permits, StagingPool
 from shoal.pb.internal.v1 import transfer_pb2 as pb
 from shoal.pb.internal.v1 import transfer_pb2_grpc
 from shoal.placement.plan import TransferPlan
+from shoal.rpc.fingerprints import fingerprint_from_pb
 from shoal.types import Fingerprint
 
 ControlContext = grpc.aio.ServicerContext[pb.SenderMessage, pb.ReceiverMessage]
@@ -179,7 +180,7 @@ class TransferServer(transfer_pb2_grpc.TransferServicer):
             raise Mismatch(
                 f"transfer.backend: {hello.backend} at prefill != {self._shared.backend.name} at decode; set both alike"
             )
-        wire.check_fingerprints(wire.fingerprint_from_pb(hello.fingerprint), self._fingerprint)
+        wire.check_fingerprints(fingerprint_from_pb(hello.fingerprint), self._fingerprint)
 
     async def _read(self, request_iterator: AsyncIterator[pb.SenderMessage], pair: IncomingPair) -> None:
         try:

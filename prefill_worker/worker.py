@@ -21,7 +21,6 @@ from shoal.engine.weights import HeldLayers
 from shoal.errors import AlreadyExists, InternalError, InvalidConfig, Unavailable
 from shoal.kv_transfer import DecodeTarget, TransferClient
 from shoal.kv_transfer.faults import Faults
-from shoal.kv_transfer.wire import fingerprint_to_pb
 from shoal.model_files import ModelFiles
 from shoal.pb.internal.v1 import worker_pb2, worker_pb2_grpc
 from shoal.pb.v1 import shoal_pb2
@@ -34,6 +33,7 @@ from shoal.prefill_worker.spec import read_spec
 from shoal.prefill_worker.step_loop import PrefillStepLoop
 from shoal.prefill_worker.task import PrefillTask
 from shoal.rpc import Address, ClusterLink
+from shoal.rpc.fingerprints import fingerprint_to_pb
 from shoal.types import ModelShape
 
 _log = logging.getLogger(__name__)

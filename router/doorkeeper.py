@@ -4,31 +4,25 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Final
 
-import grpc
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shoal.errors import Unauthenticated
 from shoal.router.instruments import UNAUTHENTICATED
 from shoal.router.tenants import CURRENT, Tenant, TokenBook
-from shoal.rpc.cluster import OPEN_SERVICES, refuse
+from shoal.rpc.cluster import Guard, refuse
 
 OPEN_PATHS: Final = ("/health",)
 
 
-class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic at run time
-    """Of the gRPC door. Health and reflection answer everybody."""
+class TokenInterceptor(Guard):
+    """Of the gRPC door."""
+
+    header = "authorization"
 
     def __init__(self, book: TokenBook) -> None:
         self._book = book
 
-    async def intercept_service(
-        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
-    ) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith(OPEN_SERVICES):
-            return handler
-        metadata: Any = handler_call_details.invocation_metadata or ()
-        brought = [value for name, value in metadata if name == "authorization"]
+    def admit(self, handler: Any, brought: list[Any]) -> Any:
         try:
             tenant = self._book.authenticate(_single(brought))
         except Unauthenticated as error:

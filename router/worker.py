@@ -8,28 +8,19 @@ from typing import Any, Final
 import grpc
 
 from shoal.config.logs import log_event
-from shoal.errors import InvalidRequest, Unavailable
+from shoal.errors import Unavailable
 from shoal.pb.internal.v1 import worker_pb2, worker_pb2_grpc
 from shoal.pb.v1 import shoal_pb2
 from shoal.placement.balance import WorkerLoadView
 from shoal.router.breaker import Breaker, BreakerState
 from shoal.router.instruments import BREAKER_STATE, BREAKER_TRANSITIONS
-from shoal.types import DType, Fingerprint, Priority
+from shoal.rpc.fingerprints import fingerprint_from_pb
+from shoal.types import Priority
 from shoal.visibility import Visibility
 
 PREFILL, DECODE = "prefill", "decode"
 _BREAKER_LEVELS: Final = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
 _log = logging.getLogger(__name__)
-
-
-def read_fingerprint(message: worker_pb2.Fingerprint) -> Fingerprint:
-    """The typed fingerprint. Raises InvalidRequest when the dtype is unknown."""
-    try:
-        dtype = DType(message.dtype)
-    except ValueError:
-        raise InvalidRequest(f"the worker's dtype {message.dtype!r} is unknown to this router; upgrade the router") from None
-    names = [field.name for field in message.DESCRIPTOR.fields if field.name != "dtype"]
-    return Fingerprint(dtype=dtype, **{name: getattr(message, name) for name in names})
 
 
 class Worker:
@@ -40,7 +31,7 @@ class Worker:
         self.pool = description.pool
         self.epoch = description.epoch
         self.address = description.address
-        self.fingerprint = read_fingerprint(description.fingerprint)
+        self.fingerprint = fingerprint_from_pb(description.fingerprint)
         self.allowed = frozenset(Visibility.parse(text).policy for text in description.allowed_visibilities)
         self.max_boundary_tokens = description.max_boundary_tokens
         self.is_colocated = description.colocated

@@ -24,6 +24,7 @@ from shoal.model_files import open_model, write_random_model
 from shoal.pb.internal.v1 import transfer_pb2 as pb
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.prefill_worker.spec import read_spec as read_prefill_spec
+from shoal.rpc.fingerprints import fingerprint_from_pb, fingerprint_to_pb
 from shoal.rpc.parsing import read_message
 from shoal.types import ModelShape
 from tests.e2e.harness import make_config
@@ -200,7 +201,7 @@ def _return_one(machine: SenderMachine, buffers: _Buffers, choice: int, failed: 
 
 
 def _hello(draw: Draw) -> bytes:
-    hello = pb.Hello(worker_id="p", fingerprint=wire.fingerprint_to_pb(FINGERPRINT))
+    hello = pb.Hello(worker_id="p", fingerprint=fingerprint_to_pb(FINGERPRINT))
     hints = {"dtype": lambda draw: draw.pick(("float32", "bfloat16", "int4"))}
     made = draw.message(hello, hints).SerializeToString()
     rendezvous = draw.message(pb.Rendezvous()).SerializeToString()
@@ -211,7 +212,7 @@ def call_hello(data: bytes) -> None:
     hello, rendezvous = read_message(pb.Hello, data), read_message(pb.Rendezvous, data)
     with suppress(InternalError):  # the peer broke the protocol: the pair closes
         PairStore(lambda key, value: None, 0.0).heard(rendezvous.key, rendezvous.value)
-    wire.check_fingerprints(wire.fingerprint_from_pb(hello.fingerprint), FINGERPRINT)
+    wire.check_fingerprints(fingerprint_from_pb(hello.fingerprint), FINGERPRINT)
 
 
 @cache

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from shoal.errors import InvalidRequest, Mismatch, ShoalError
 from shoal.kv_transfer import wire
 from shoal.kv_transfer.handle import Handle
+from shoal.rpc.fingerprints import fingerprint_from_pb, fingerprint_to_pb
 from shoal.types import DType
 from tests.fakes.transfer import FINGERPRINT, toy_handle, toy_plan
 
@@ -24,7 +25,7 @@ def test_round_trip() -> None:
     assert Handle.decode(HANDLE.encode()) == HANDLE
     bfloat16 = dataclasses.replace(HANDLE, fingerprint=dataclasses.replace(FINGERPRINT, dtype=DType.BFLOAT16))
     assert Handle.decode(bfloat16.encode()).fingerprint.dtype is DType.BFLOAT16
-    assert wire.fingerprint_from_pb(wire.fingerprint_to_pb(FINGERPRINT)) == FINGERPRINT
+    assert fingerprint_from_pb(fingerprint_to_pb(FINGERPRINT)) == FINGERPRINT
 
 
 @settings(max_examples=200)

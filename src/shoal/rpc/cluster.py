@@ -30,7 +30,7 @@ class ClusterLink:
 
     def server(self) -> RpcServer:
         """A server that answers members only; health and reflection answer everybody."""
-        guards = [] if self._secret is None else [_Guard(self._secret)]
+        guards = [] if self._secret is None else [_MembersOnly(self._secret)]
         return RpcServer(interceptors=guards, credentials=server_credentials(self._config.tls))
 
     def open_channel(self, address: str) -> grpc.aio.Channel:
@@ -56,11 +56,14 @@ def read_secret(path: str) -> str:
     return text
 
 
-class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic at run time
-    """Refuses every call that does not bring the secret, before its message is parsed."""
+class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic at run time
+    """Looks at what a call brings in one header before its message is parsed. Health and reflection answer everybody."""
 
-    def __init__(self, secret: str) -> None:
-        self._secret = secret.encode()
+    header: str
+
+    def admit(self, handler: Any, brought: list[Any]) -> Any:
+        """The handler for a call that brought these values, perhaps one that refuses."""
+        raise NotImplementedError
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
@@ -69,7 +72,18 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not gener
         if handler is None or handler_call_details.method.startswith(OPEN_SERVICES):
             return handler
         metadata: Any = handler_call_details.invocation_metadata or ()
-        brought = [value for name, value in metadata if name == SECRET_HEADER]
+        return self.admit(handler, [value for name, value in metadata if name == self.header])
+
+
+class _MembersOnly(Guard):
+    """Refuses every call that does not bring the secret."""
+
+    header = SECRET_HEADER
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret.encode()
+
+    def admit(self, handler: Any, brought: list[Any]) -> Any:
         given = brought[0] if len(brought) == 1 else ""
         if hmac.compare_digest(given.encode() if isinstance(given, str) else given, self._secret):
             return handler
