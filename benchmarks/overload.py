@@ -150,7 +150,7 @@ async def measure(options: argparse.Namespace, max_wait_s: float, per_s: float |
         async with pinned_cluster(
             prefill, decode, prefill_cpus=cpus, decode_cpus=cpus, router_cpus=cpus, router_arguments=more
         ) as address, AsyncClient(address, retry=Retry(attempts=1)) as client:  # fmt: skip
-            measured, alone_s = await capacity(client, options.seconds / 2)
+            measured, alone_s = await capacity(client, max(5.0, options.seconds))
             per_s = per_s or measured
             points = []
             for load in options.loads:
