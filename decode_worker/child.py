@@ -14,6 +14,7 @@ class Child:
         self.key = f"{attempt_id}/{spec.index}"
         self.answer_ids = list(spec.replay_ids)  # then the sampled ones
         self.num_sampled = 0
+        self.num_run = 0  # tokens of its sequence, from the prompt's first on, that have KV
         self.finish: Finish | None = None  # once it is over
         self._num_prompt_tokens = num_prompt_tokens
         self._counts = counts

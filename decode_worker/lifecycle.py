@@ -17,7 +17,7 @@ from shoal.decode_worker.reservations import Reservations
 from shoal.decode_worker.spec import DecodeSpec
 from shoal.decode_worker.step_loop import DecodeStepLoop
 from shoal.engine.sampling import ConstraintMaker
-from shoal.errors import Cancelled, DeadlineExceeded, InternalError, ShoalError
+from shoal.errors import Cancelled, DeadlineExceeded, InternalError, Preempted, ShoalError
 from shoal.kv_transfer import IncomingTransfer
 from shoal.placement.plan import Entry, EntryKind
 from shoal.rpc.tracing import trace_past, trace_states
@@ -92,8 +92,13 @@ class RequestRunner:
             getting_ready.cancel()
             await asyncio.wait((getting_ready,))
             await self._steps.remove(request.spec.attempt_id)
+            if isinstance(end, Finish | Cancelled | Preempted):
+                self._steps.publish(request)
             if request.reservation is not None:
+                if isinstance(end, InternalError):
+                    self._reservations.discard(request.reservation)
                 self._reservations.drop(request.reservation, _words(end))
+                self._steps.wake()  # others may have waited for its blocks
             if self._config.check_blocks:
                 self._reservations.holdings.check()
         finally:
@@ -185,7 +190,11 @@ class RequestRunner:
         )
 
 
-_END_STATES: dict[type, RequestState] = {Finish: RequestState.FINISHED, Cancelled: RequestState.CANCELLED}
+_END_STATES: dict[type, RequestState] = {
+    Finish: RequestState.FINISHED,
+    Cancelled: RequestState.CANCELLED,
+    Preempted: RequestState.CANCELLED,
+}
 
 
 def _words(end: Finish | ShoalError) -> str:

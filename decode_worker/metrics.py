@@ -19,8 +19,15 @@ PREFILLED_TOKENS = counter("shoal_decode_worker_prefilled_tokens_total", "Prefil
 SAMPLED_TOKENS = counter("shoal_decode_worker_sampled_tokens_total", "Tokens sampled")
 SCORED_TOKENS = counter("shoal_decode_worker_scored_tokens_total", "Given tokens scored (Score, prompt log-probabilities)")
 PROJECTED_TOKENS = counter("shoal_decode_worker_projected_tokens_total", "Prefill tokens projected late")
-USED_BLOCKS = gauge("shoal_decode_worker_used_blocks", "KV blocks with an owner")
+USED_BLOCKS = gauge("shoal_decode_worker_used_blocks", "KV blocks that requests own")
+CACHED_BLOCKS = gauge("shoal_decode_worker_cached_blocks", "KV blocks that only the prefix cache owns: given up when needed")
+EVICTED_BLOCKS = counter("shoal_decode_worker_evicted_blocks_total", "Cached KV blocks given up for an allocation")
+PREFIX_QUERY_TOKENS = counter("shoal_decode_worker_prefix_query_tokens_total", "Prefill tokens of reserved requests")
+PREFIX_HIT_TOKENS = counter("shoal_decode_worker_prefix_hit_tokens_total", "Of these, found in the prefix cache")
 TOTAL_BLOCKS = gauge("shoal_decode_worker_total_blocks", "KV blocks of the pool")
+PREEMPTED_REQUESTS = counter(
+    "shoal_decode_worker_preempted_requests_total", "Requests that gave their blocks up to more senior ones"
+)
 RESERVED_REQUESTS = gauge("shoal_decode_worker_reserved_requests", "Requests that hold blocks")
 WAITING_REQUESTS = gauge("shoal_decode_worker_waiting_requests", "Requests that wait for blocks")
 STATE_SECONDS = histogram("shoal_decode_worker_state_seconds", "How long requests stood in each state", ["state"])

@@ -70,6 +70,7 @@ class DecodeRequest:
         self.ended: asyncio.Future[Finish | ShoalError] = loop.create_future()
         self.state = RequestState.QUEUED
         self._clock = clock
+        self.arrived_at = clock() - spec.age_s  # at whichever worker it came first
         self.times: dict[RequestState, float] = {RequestState.QUEUED: clock()}
         self.first_token_at: float | None = None
 

@@ -10,7 +10,7 @@ from shoal.config.logs import bind_log_ids
 from shoal.decode_worker.output import Finish, Output, OutputToken, PromptLogprobs
 from shoal.decode_worker.request import DecodeRequest, RequestState
 from shoal.decode_worker.reservations import Reservation
-from shoal.errors import Cancelled
+from shoal.errors import Cancelled, Preempted
 from shoal.pb.internal.v1 import worker_pb2, worker_pb2_grpc
 from shoal.pb.v1 import shoal_pb2
 from shoal.placement.arithmetic import decode_kv_layer_tokens, kv_bytes
@@ -39,9 +39,12 @@ class DecodeServicer(worker_pb2_grpc.DecodeWorkerServicer):
             reservation = await asyncio.shield(running.reserved)
             if reservation is not None:
                 yield worker_pb2.DecodeEvent(reserved=self._reserved(running, reservation))
-            async for outputs in running.output.batches():
-                for event in self._events(running, outputs):
-                    yield event
+            try:
+                async for outputs in running.output.batches():
+                    for event in self._events(running, outputs):
+                        yield event
+            except Preempted:
+                yield worker_pb2.DecodeEvent(preempted=worker_pb2.Preempted())
             if running.output.finish is not None:
                 yield worker_pb2.DecodeEvent(finished=self._finished(running, running.output.finish))
         finally:
@@ -67,7 +70,7 @@ class DecodeServicer(worker_pb2_grpc.DecodeWorkerServicer):
         config = self._worker.config
         return worker_pb2.Reserved(
             attempt_id=running.spec.attempt_id,
-            cached_tokens=0,
+            cached_tokens=reservation.num_cached_tokens,
             visibility=str(running.spec.layout.visibility),
             plan_digest=reservation.plan.digest,
             plan_bytes=reservation.plan.num_bytes,

@@ -11,6 +11,7 @@ from shoal.config.disaggregation import NEVER_LOCAL, DisaggregationRule
 from shoal.config.worker import WorkerConfig
 from shoal.errors import InvalidRequest, Unsupported
 from shoal.pb.internal.v1 import worker_pb2
+from shoal.placement.prefix_keys import cache_key
 from shoal.placement.tables import KvLayout
 from shoal.types import USUAL_TURN, Constraint, ConstraintKind, ModelShape, SamplingParams, Turn
 from shoal.visibility import Visibility, VisibilityKind
@@ -56,6 +57,8 @@ class DecodeSpec:
     has_prefill_worker: bool = True  # False: they run here for want of one
     turn: Turn = USUAL_TURN
     origin: Origin = Origin()
+    age_s: float = 0.0  # since the client asked, over all attempts
+    cache_salt: str = ""  # whose cached prefixes it may use: `cache_key` of tenant and salt
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -101,6 +104,8 @@ def read_spec(message: worker_pb2.DecodeRequest, attempt_id: str, config: Worker
         not message.local_prefill.no_prefill_worker,
         Turn.parse(message.priority, message.tenant),
         Origin(message.request_id, message.tenant, message.caller),
+        max(0.0, message.age_s),
+        cache_key(message.tenant, message.cache_salt),
     )
     longest, limit = max(spec.num_answer_tokens), config.max_context(shape)
     if len(prompt) + longest > limit:

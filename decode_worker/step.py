@@ -66,7 +66,8 @@ class Row:
         """Anchors whose shipped states enter the upper layers in this step."""
         layout = self.reservation.kv.layout
         is_due = self.begins and layout.visibility.kind is VisibilityKind.SPEED and not self.reservation.prefill.is_local
-        return range(layout.split.num_anchor_tokens if is_due and layout.upper_layers else 0)
+        num_anchors = layout.split.num_anchor_tokens if is_due and layout.upper_layers else 0
+        return range(min(self.reservation.num_cached_tokens, num_anchors), num_anchors)
 
     @property
     def prefill(self) -> range:

@@ -5,7 +5,7 @@ the others join, each with its own tables, and from there on every child is a se
 """
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from shoal.config.worker import WorkerConfig
@@ -18,8 +18,9 @@ from shoal.decode_worker.step import DecodeStep, Projection, Row, run_step
 from shoal.engine.resident import Resident
 from shoal.engine.sampling import Picked, Sampled
 from shoal.engine.step_loop import StepLoop
-from shoal.errors import InternalError, InvalidRequest
+from shoal.errors import InternalError, InvalidRequest, Preempted
 from shoal.placement.batching import Batcher, Chunk, TokenCursor
+from shoal.placement.preemption import Holder, choose_victim
 from shoal.types import FinishReason, TokenLogprobs
 
 
@@ -36,6 +37,10 @@ class _Sequence:
         return self.request.children[self.at]
 
 
+def _holder(request: DecodeRequest) -> Holder:
+    return Holder(request.spec.attempt_id, request.spec.turn.priority.rank, request.arrived_at)
+
+
 class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
     """`project` and `add` bring work, `remove` takes a request out; a request that has all its tokens reports by `ended`."""
 
@@ -49,6 +54,8 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
         self._sequences: dict[str, _Sequence] = {}  # by child
         self._beginning: dict[str, TokenCursor] = {}  # ready, and not in the batch while projections are due
         self._projections: deque[Projection] = deque()
+        self.holders: Callable[[], list[DecodeRequest]] = list  # every request of the worker
+        self._stalled: dict[str, TokenCursor] = {}  # sequences that must wait for blocks
         self._ended_in_step: list[_Sequence] = []  # children whose blocks a running step may still touch
 
     @property
@@ -67,7 +74,9 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
             return
         self._requests[key] = (request, reservation)
         self._sequences[first.key] = _Sequence(request, reservation, 0)
-        num_done = 0 if reservation.prefill.is_local else request.spec.layout.split.num_prefill_tokens
+        num_done = request.spec.layout.split.num_prefill_tokens
+        if reservation.prefill.is_local:
+            num_done = request.num_prefilled = reservation.num_cached_tokens
         num_known = request.num_known_tokens(first)
         self._beginning[key] = TokenCursor(
             first.key, 0, num_known=num_known, num_computed=num_done, rank=request.spec.turn.priority.rank
@@ -87,6 +96,8 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
         await self.outside_step(key)
 
     def decide(self) -> DecodeStep | None:
+        if self._config.preemption:
+            self._grow()
         projections = self._take_projections(self._config.token_budget)
         due = {projection.key for projection in self._projections}
         for key in [key for key in self._beginning if key not in due]:
@@ -113,8 +124,11 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
             if row.request.spec.attempt_id not in self._requests:
                 continue
             row.request.num_prefilled += len(row.prefill)
+            child = row.request.children[row.at]
+            child.num_run = row.chunk.stop
             if row.begins:
                 self._reservations.release_states(row.reservation)  # anchors have run, projections before or with this step
+                self._publish(row.request, row.reservation, row.at)
             self._take_scores(row, picked.scores)
             self._join(row)
             for child, sampled in zip(row.draws, picked.drawn, strict=True):
@@ -187,6 +201,7 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
             if child.finish is not None:
                 self._leave(sequence)
             elif at:
+                child.num_run = request.spec.num_prompt_tokens
                 self._sequences[child.key] = sequence
                 num_known, num_done = child.num_known_tokens, request.spec.num_prompt_tokens
                 self._batcher.add(TokenCursor(child.key, 0, num_known, num_done, request.spec.turn.priority.rank))
@@ -240,7 +255,56 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
     def _release_ended(self) -> None:
         ended, self._ended_in_step = self._ended_in_step, []
         for sequence in ended:
+            self._publish(sequence.request, sequence.reservation, sequence.at)
             self._reservations.release_answer(sequence.reservation, sequence.at)
+
+    def _grow(self) -> None:
+        """Give every sequence the slots that its known tokens take, the most senior first; whoever is least senior gives way.
+
+        No step is running, so what is given up is free at once; and nobody new is let in before all have what they need. Those
+        that are still waiting for their KV are let be: a sequence that only they could make room for stands aside until they run.
+        """
+        stalled, self._stalled = self._stalled, {}
+        for key, cursor in stalled.items():
+            if key in self._sequences:
+                self._batcher.add(cursor)
+        with self._reservations.holdings.closed():
+            for sequence in sorted(self._sequences.values(), key=lambda own: _holder(own.request).seniority):
+                self._grow_one(sequence)
+
+    def _grow_one(self, sequence: _Sequence) -> None:
+        request, key = sequence.request, sequence.request.spec.attempt_id
+        num_tokens = request.num_known_tokens(sequence.child)
+        while key in self._requests and not self._reservations.grow(sequence.reservation, sequence.at, num_tokens):
+            running = [other for other, _ in self._requests.values() if not other.ended.done()]
+            if request.ended.done():
+                self._forget(key)  # its own task gives its blocks back
+                return
+            victim = choose_victim(map(_holder, running)).key
+            if victim == key and sequence.child.key in self._batcher and any(other.is_receiving for other in self.holders()):
+                self._stalled[sequence.child.key] = self._batcher[sequence.child.key]
+                self._batcher.remove(sequence.child.key)
+                return
+            self._preempt(*self._requests[victim])
+
+    def _preempt(self, request: DecodeRequest, reservation: Reservation) -> None:
+        metrics.PREEMPTED_REQUESTS.inc()
+        self._forget(request.spec.attempt_id)
+        self.publish(request)  # what it has left may serve its own return
+        self._reservations.drop(reservation, "preempted")
+        request.end(Preempted("its KV blocks were needed by requests that came before it; it goes on when there is room"))
+
+    def _publish(self, request: DecodeRequest, reservation: Reservation, at: int) -> None:
+        """Keep what one child has left for requests to come."""
+        child = request.children[at]
+        answer_ids = request.token_ids(child, request.spec.num_prompt_tokens, child.num_run)
+        self._reservations.publish(reservation, at, child.num_run, answer_ids)
+
+    def publish(self, request: DecodeRequest) -> None:
+        """Keep what all its children have left. It has not failed, and no step touches its blocks."""
+        if request.reservation is not None:
+            for at in range(len(request.children)):
+                self._publish(request, request.reservation, at)
 
     def _forget(self, key: str) -> None:
         self._beginning.pop(key, None)

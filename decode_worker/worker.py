@@ -160,9 +160,11 @@ class DecodeWorker:
         eos_ids = self._model.config.eos_token_ids
         constraints = ConstraintCompiler(lambda: load_tokenizer(self._model), self.shape.vocab_size, eos_ids)
         runner = RequestRunner(self.config, reservations, steps, constraints.make)
+        steps.holders = lambda: runner.requests
         blocks, holdings = resident.blocks, reservations.holdings
         metrics.TOTAL_BLOCKS.set(blocks.num_blocks)
         metrics.USED_BLOCKS.set_function(lambda: blocks.num_used)
+        metrics.CACHED_BLOCKS.set_function(lambda: blocks.num_cached)
         metrics.RESERVED_REQUESTS.set_function(lambda: holdings.num_holders)
         metrics.WAITING_REQUESTS.set_function(lambda: holdings.num_waiting)
         stepping = asyncio.create_task(steps.run(), name="decode-steps")

@@ -6,12 +6,17 @@ back by one path, `release`, which lets the next waiters in.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+import numpy as np
 
 from shoal.errors import CapacityExceeded, InternalError, InvalidRequest
 from shoal.placement.blocks import BlockIds, BlockPool
 from shoal.placement.fair_queue import FairQueue
+from shoal.placement.preemption import headroom_blocks
+from shoal.placement.prefix_cache import PrefixCache, PrefixHit, PrefixQuery
 from shoal.placement.rates import HoldTimes
 from shoal.placement.tables import KvLayout, RequestTables, num_fork_blocks
 from shoal.types import USUAL_TURN, Turn
@@ -30,10 +35,17 @@ class HoldingSize:
 class Holding:
     """One request's blocks: its tables and the blocks of its deep states. Made by `HoldingQueue.reserve` only."""
 
-    def __init__(self, answers: tuple[RequestTables, ...], state_blocks: BlockIds) -> None:
+    def __init__(self, answers: tuple[RequestTables, ...], state_blocks: BlockIds, hit: PrefixHit | None = None) -> None:
         self.answers = answers  # one for each answer; the first holds the prompt, the others share its whole blocks
         self.state_blocks = state_blocks
+        self.hit = hit  # the cached prefix that the tables begin with
+        self.sources = _NO_BLOCKS if hit is None else hit.sources  # cached blocks yet to be copied from
         self.released = False
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of the prompt, held from the start."""
+        return 0 if self.hit is None else self.hit.num_tokens
 
     @property
     def tables(self) -> RequestTables:
@@ -45,7 +57,11 @@ class Holding:
 class _Waiter:
     layout: KvLayout
     size: HoldingSize
+    query: PrefixQuery | None
     future: asyncio.Future[Holding]
+
+
+_NO_BLOCKS: BlockIds = np.empty(0, dtype=np.int32)
 
 
 class HoldingQueue:
@@ -58,9 +74,15 @@ class HoldingQueue:
         *,
         max_holders: int,
         max_queued: int,
+        cache: PrefixCache | None = None,
+        num_layers_to_grow: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`num_layers_to_grow`: holders may come to need more than they reserved, a block in each of so many layers."""
         self.blocks = blocks
+        self._num_layers_to_grow = num_layers_to_grow
+        self._is_closed = False
+        self._cache = cache
         self.waiters: FairQueue[_Waiter] = FairQueue()  # what each costs is its blocks
         self.hold_times = HoldTimes()
         self._block_size = block_size
@@ -89,8 +111,16 @@ class HoldingQueue:
         forks = sum(sum(num_fork_blocks(layout, self._block_size, *fork)) for fork in size.forks)
         return len(layout.lower_layers) * lower + len(layout.upper_layers) * upper + size.num_state_blocks + forks
 
-    async def reserve(self, layout: KvLayout, size: HoldingSize, turn: Turn = USUAL_TURN) -> Holding:
-        """Wait for the request's turn and take its blocks, all or nothing.
+    async def reserve(
+        self,
+        layout: KvLayout,
+        size: HoldingSize,
+        turn: Turn = USUAL_TURN,
+        query: PrefixQuery | None = None,
+        *,
+        resumes: bool = False,
+    ) -> Holding:
+        """Wait for the request's turn and take its blocks, all or nothing; what `query` finds of it by then is shared.
 
         Raises InvalidRequest when the whole pool would not do, CapacityExceeded when the waiting line is full.
         """
@@ -100,16 +130,16 @@ class HoldingQueue:
                 f"the request needs {needed} KV blocks, this worker has {self.blocks.num_blocks} in all;"
                 " shorten the prompt or lower max_tokens"
             )
-        if not len(self.waiters) and self._fits(layout, size):
-            return self._take(layout, size)
+        waiter = _Waiter(layout, size, query, asyncio.get_running_loop().create_future())
+        if not len(self.waiters) and self._fits(waiter):
+            return self._take(waiter)
         if len(self.waiters) >= self._max_queued:
             raise CapacityExceeded(
-                f"{needed} KV blocks needed, {self.blocks.num_free} of {self.blocks.num_blocks} free,"
+                f"{needed} KV blocks needed, {self.blocks.num_available} of {self.blocks.num_blocks} free,"
                 f" {len(self.waiters)} requests wait already; retry later",
                 max(1.0, self.mean_hold_s * len(self.waiters) / self.max_holders),
             )
-        waiter = _Waiter(layout, size, asyncio.get_running_loop().create_future())
-        self.waiters.push(waiter, turn, needed)
+        self.waiters.push(waiter, turn, needed, resumes=resumes)
         self._admit()  # it may fit where those before it do not
         try:
             return await waiter.future
@@ -126,6 +156,7 @@ class HoldingQueue:
         if holding.released:
             return
         holding.released = True
+        self.release_sources(holding)
         self.release_states(holding)
         for tables in holding.answers:
             tables.release()
@@ -138,11 +169,33 @@ class HoldingQueue:
         holding.answers[index].release()
         self._admit()
 
+    def release_sources(self, holding: Holding) -> None:
+        """What was to be copied out of the cache has been. Harmless when repeated."""
+        ids, holding.sources = holding.sources, _NO_BLOCKS
+        self.blocks.release(ids)
+
+    def trim_states(self, holding: Holding, num_blocks: int) -> None:
+        """Fewer deep states come than were provided for: give the blocks beyond `num_blocks` back."""
+        ids, holding.state_blocks = holding.state_blocks[num_blocks:], holding.state_blocks[:num_blocks]
+        self.blocks.release(ids)
+        if len(ids):
+            self._admit()
+
     def release_states(self, holding: Holding) -> None:
         """Give the blocks of the deep states back, once nothing reads them any more. Harmless when repeated."""
         ids, holding.state_blocks = holding.state_blocks, holding.state_blocks[:0]
         self.blocks.release(ids)
         if len(ids):
+            self._admit()
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Nobody is let in meanwhile, whatever comes free."""
+        self._is_closed = True
+        try:
+            yield
+        finally:
+            self._is_closed = False
             self._admit()
 
     def check(self) -> None:
@@ -151,21 +204,40 @@ class HoldingQueue:
         if not self._since and self.blocks.num_used:
             raise InternalError(f"{self.blocks.num_used} KV blocks are owned and nobody holds them")
 
-    def _fits(self, layout: KvLayout, size: HoldingSize) -> bool:
-        return len(self._since) < self.max_holders and self.num_blocks(layout, size) <= self.blocks.num_free
+    def _fits(self, waiter: _Waiter) -> bool:
+        if self._is_closed:
+            return False
+        return len(self._since) < self.max_holders and (
+            self._has_room(waiter, self._match(waiter)) or self._has_room(waiter, None)
+        )
 
-    def _take(self, layout: KvLayout, size: HoldingSize) -> Holding:
-        tables = RequestTables(self.blocks, self._block_size, layout)
+    def _match(self, waiter: _Waiter) -> PrefixHit | None:
+        return None if self._cache is None or waiter.query is None else self._cache.match(waiter.query)
+
+    def _has_room(self, waiter: _Waiter, hit: PrefixHit | None) -> bool:
+        """Whether there is room, sharing what was found. Without a hit all that is cached may be given up for it."""
+        blocks, headroom = self.blocks, headroom_blocks(len(self._since), self._num_layers_to_grow)
+        needed = self.num_blocks(waiter.layout, waiter.size) + headroom
+        if hit is None:
+            return needed <= blocks.num_available
+        shared = hit.blocks.reshape(-1)
+        return needed - len(shared) <= blocks.num_available - blocks.count_cached(shared) - blocks.count_cached(hit.sources)
+
+    def _take(self, waiter: _Waiter) -> Holding:
+        hit, size = self._match(waiter), waiter.size
+        if hit is not None and not self._has_room(waiter, hit):
+            hit = None
+        tables = RequestTables(self.blocks, self._block_size, waiter.layout)
+        if hit is not None:
+            tables.share(hit.blocks)
+            self.blocks.retain(hit.sources)
         tables.reserve(size.num_lower_slots, size.num_upper_slots)
         forks = (tables.fork(*fork) for fork in size.forks)
-        holding = Holding((tables, *forks), self.blocks.allocate(size.num_state_blocks))
+        holding = Holding((tables, *forks), self.blocks.allocate(size.num_state_blocks), hit)
         self._since[holding] = self._clock()
         return holding
 
     def _admit(self) -> None:
-        def may_enter(waiter: _Waiter) -> bool:
-            return self._fits(waiter.layout, waiter.size)
-
-        while len(self._since) < self.max_holders and (waiter := self.waiters.pop(may_enter)) is not None:
+        while len(self._since) < self.max_holders and (waiter := self.waiters.pop(self._fits)) is not None:
             if not waiter.future.done():  # else it is leaving at this moment
-                waiter.future.set_result(self._take(waiter.layout, waiter.size))
+                waiter.future.set_result(self._take(waiter))

@@ -13,6 +13,7 @@ def report_queue(
 ) -> None:
     """Fill in blocks, holders, what each class has before it, and the pace. `outstanding`: each request's token-layers."""
     load.num_used_blocks = holdings.blocks.num_used
+    load.num_cached_blocks = holdings.blocks.num_cached
     load.num_total_blocks = holdings.blocks.num_blocks
     load.num_reservations = holdings.num_holders
     load.num_waiting_reqs = holdings.num_waiting

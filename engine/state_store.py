@@ -1,5 +1,6 @@
 """Deep states parked in blocks of the KV pool: no memory beyond the pool's budget. Knows bytes of blocks; owns none of them."""
 
+import numpy as np
 import torch
 
 from shoal.engine.kv_pool import KvPool
@@ -31,6 +32,11 @@ class StateStore:
         self._ids = [int(block) for block in block_ids]
         if len(self._ids) < num_state_blocks(len(positions), hidden_size, self._blocks.shape[1]):
             raise ValueError(f"{len(self._ids)} blocks cannot hold the states of {len(positions)} tokens")
+
+    @property
+    def block_ids(self) -> BlockIds:
+        """Where the states are."""
+        return np.array(self._ids, dtype=np.int32)
 
     def write(self, start: int, states: torch.Tensor) -> None:
         """Keep `states` [n, h] of positions start … start + n − 1."""

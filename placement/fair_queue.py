@@ -84,8 +84,8 @@ class FairQueue(Generic[Item]):
             found[waiter.turn.priority] = (num_requests + 1, cost + waiter.cost)
         return found
 
-    def push(self, item: Item, turn: Turn, cost: int) -> None:
-        """Stand at the end of one's line. Costs are in any one unit and count as 1 at least."""
+    def push(self, item: Item, turn: Turn, cost: int, *, resumes: bool = False) -> None:
+        """Stand at the end of one's line, or at its head to go on with what had begun. Costs, in any one unit, are at least 1."""
         own = self._classes[turn.priority]
         if not own.waiting_lines:
             own.virtual = max(own.virtual, self._clock)
@@ -95,7 +95,7 @@ class FairQueue(Generic[Item]):
         waiter = _Waiter(item, turn, max(1, cost), self._num_pushed)
         self._num_pushed += 1
         self._waiters[item] = waiter
-        line.waiters.append(waiter)
+        (line.waiters.appendleft if resumes else line.waiters.append)(waiter)
 
     def discard(self, item: Item) -> None:
         """Leave without a turn. Harmless when it is not here."""

@@ -7,7 +7,7 @@ them, and those that nobody shares are given up, least recently used leaves firs
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -58,11 +58,12 @@ _NO_BLOCKS: BlockIds = np.empty(0, dtype=np.int32)
 class PrefixCache:
     """One per pool. Every method leaves free + cached + used = total."""
 
-    def __init__(self, blocks: BlockPool, block_size: int) -> None:
+    def __init__(self, blocks: BlockPool, block_size: int, evicted: Callable[[int], None] = lambda count: None) -> None:
+        """`evicted` is told how many blocks were given up for an allocation."""
+        self._evicted = evicted
         self._blocks = blocks
         self._block_size = block_size
         self._parts: OrderedDict[bytes, _Part] = OrderedDict()  # least recently used first; children before their parents
-        self.num_evicted_blocks = 0
         blocks.serve(self._give_up)
 
     def __len__(self) -> int:
@@ -170,14 +171,14 @@ class PrefixCache:
 
     def _give_up(self, count: int) -> None:
         """Free at least `count` cached blocks: leaves first; then parts whose followers are still shared, which they lose."""
-        blocks, goal = self._blocks, self._blocks.num_free + count
+        blocks, before = self._blocks, self._blocks.num_free
+        goal = before + count
         for leaves_only in (True, False):
             for part in list(self._parts.values()):
                 if blocks.num_free >= goal:
                     break
                 if part.digest in self._parts and blocks.count_cached(part.ids) and not (leaves_only and part.children):
-                    before = blocks.num_free
                     self._drop(part)
-                    self.num_evicted_blocks += blocks.num_free - before
+        self._evicted(blocks.num_free - before)
         if blocks.num_free < goal:
             raise InternalError("the prefix cache holds fewer blocks than the pool says")

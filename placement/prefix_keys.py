@@ -10,9 +10,11 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
+from shoal.errors import InvalidRequest
 from shoal.types import ModelShape
 from shoal.visibility import Visibility, VisibilityKind
 
+MAX_SALT_CHARACTERS: Final = 256
 _DIGEST_BYTES: Final = 32
 
 
@@ -55,6 +57,13 @@ def prefix_root(revision: str, adapter: str, visibility: Visibility, num_layers:
     parts = (revision, adapter, visibility.kind, str(depth), str(visibility.anchor_tokens), str(visibility.sink), salt)
     text = b"".join(len(data).to_bytes(4, "little") + data for data in (part.encode() for part in parts))
     return hashlib.blake2b(text, digest_size=_DIGEST_BYTES, person=b"shoal prefix").digest()
+
+
+def cache_key(tenant: str, cache_salt: str) -> str:
+    """The salt of a request: its tenant, and within the tenant what the request itself names. Raises InvalidRequest."""
+    if len(cache_salt) > MAX_SALT_CHARACTERS:
+        raise InvalidRequest(f"cache_salt has {len(cache_salt)} characters; use at most {MAX_SALT_CHARACTERS}")
+    return f"{len(tenant)}:{tenant}{cache_salt}"
 
 
 def anchors_digest(root: bytes, anchor_ids: Sequence[int]) -> bytes:

@@ -7,6 +7,7 @@ have returned.
 
 import asyncio
 import logging
+from functools import partial
 
 from shoal.config.logs import log_event, loggable
 from shoal.config.worker import WorkerConfig
@@ -16,8 +17,10 @@ from shoal.engine.segment import RequestKv
 from shoal.engine.state_store import StateStore, num_state_blocks, state_range
 from shoal.errors import Cancelled, DeadlineExceeded, InternalError, ShoalError
 from shoal.kv_transfer import DecodeTarget, OutgoingTransfer, SentReport, TransferClient
+from shoal.placement.prefix_cache import PrefixCache
 from shoal.placement.reservation import prefill_reservation
 from shoal.prefill_worker import metrics
+from shoal.prefill_worker.prefixes import PrefillPrefixes
 from shoal.prefill_worker.source import PrefillSource
 from shoal.prefill_worker.spec import PrefillSpec
 from shoal.prefill_worker.step_loop import PrefillStepLoop, Work
@@ -36,8 +39,14 @@ class TaskRunner:
         self._transfers = transfers
         self._steps = steps
         self._tasks: dict[PrefillTask, asyncio.Task[None]] = {}
+        cache = PrefixCache(resident.blocks, config.block_size, metrics.EVICTED_BLOCKS.inc) if config.prefix_cache else None
+        self._prefixes = PrefillPrefixes(cache, resident.pool) if cache is not None else None
         self.holdings = HoldingQueue(
-            resident.blocks, config.block_size, max_holders=config.max_running_requests, max_queued=config.max_queued
+            resident.blocks,
+            config.block_size,
+            max_holders=config.max_running_requests,
+            max_queued=config.max_queued,
+            cache=cache,
         )
 
     @property
@@ -98,8 +107,12 @@ class TaskRunner:
         opening = asyncio.create_task(self._open(task, source))
         try:
             kept = state_range(spec.plan)
-            holding = await self.holdings.reserve(spec.layout, self._size(spec, len(kept)), spec.turn)
+            prefixes = self._prefixes
+            keys = prefixes.keys(spec) if prefixes is not None else None
+            query = prefixes.query(spec, keys) if prefixes is not None and keys is not None else None
+            holding = await self.holdings.reserve(spec.layout, self._size(spec, len(kept)), spec.turn, query)
             held.set_result(holding)
+            task.num_cached = holding.num_cached_tokens
             kv = RequestKv.of(holding.tables)
             states = StateStore(resident.pool, holding.state_blocks, kept, resident.shape.hidden_size) if kept else None
             task.move(TaskState.HOLDING)
@@ -108,7 +121,12 @@ class TaskRunner:
                 queue_s=task.seconds(TaskState.QUEUED, TaskState.HOLDING),
             )  # fmt: skip
             source.hold(kv, states)
-            self._steps.add(Work(task, kv, states))
+            if prefixes is not None and keys is not None:
+                prefixes.take_in(spec, holding, states)
+                self.holdings.release_sources(holding)
+                self._steps.add(Work(task, kv, states, task.num_cached, partial(prefixes.publish, spec, keys, kv, states)))
+            else:
+                self._steps.add(Work(task, kv, states))
             report = await (await asyncio.shield(opening)).wait()
             await task.computed.wait()  # the acknowledgement can overtake the end of the step that sent the last entry
             metrics.SENT_BYTES.inc(report.payload_bytes)

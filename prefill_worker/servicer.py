@@ -38,6 +38,7 @@ class PrefillServicer(worker_pb2_grpc.PrefillWorkerServicer):
             raise end
         return worker_pb2.PrefillResponse(
             sent_payload_bytes=end.payload_bytes,
+            cached_tokens=task.num_cached,
             queue_ms=task.seconds(TaskState.QUEUED, TaskState.COMPUTING) * 1e3,
             compute_ms=task.seconds(TaskState.COMPUTING, TaskState.COMPUTED) * 1e3,
             after_compute_ms=task.seconds(TaskState.COMPUTED, TaskState.SENT) * 1e3,

@@ -8,6 +8,7 @@ from shoal.kv_transfer.handle import Handle
 from shoal.kv_transfer.wire import MAX_ID_CHARACTERS
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.placement.plan import TransferPlan, make_plan
+from shoal.placement.prefix_keys import cache_key
 from shoal.placement.tables import KvLayout
 from shoal.types import USUAL_TURN, Fingerprint, ModelShape, Turn
 
@@ -24,6 +25,13 @@ class PrefillSpec:
     decode_worker_id: str
     decode_epoch: int
     turn: Turn = USUAL_TURN
+    cache_salt: str = ""  # whose cached prefixes it may use: `cache_key` of tenant and salt
+
+    @property
+    def num_due_anchors(self) -> int:
+        """Anchors whose states decode lacks."""
+        num_anchors = self.layout.split.num_anchor_tokens if self.layout.upper_layers else 0
+        return max(0, num_anchors - self.handle.num_cached_tokens)
 
     @property
     def attempt_id(self) -> str:
@@ -64,5 +72,6 @@ def read_spec(
             " start both pools with the same model, dtype and transfer settings"
         )
     handle = Handle(message.attempt_id, fingerprint, str(visibility), num_prompt, num_cached, plan.digest)
+    turn, salt = Turn.parse(message.priority, message.tenant), cache_key(message.tenant, message.cache_salt)
     target = message.decode_address, message.decode_worker_id, message.decode_epoch
-    return PrefillSpec(layout, token_ids, plan, handle, *target, Turn.parse(message.priority, message.tenant))
+    return PrefillSpec(layout, token_ids, plan, handle, *target, turn, salt)

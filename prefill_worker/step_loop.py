@@ -26,6 +26,8 @@ class Work:
     task: PrefillTask
     kv: RequestKv
     states: StateStore | None
+    num_cached: int = 0  # tokens that are in place already
+    computed: Callable[[], None] = lambda: None  # told when all is in place
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,9 @@ class PrefillStepLoop(StepLoop[PrefillStep, None]):
         key, num_tokens = work.task.spec.attempt_id, len(work.task.spec.token_ids)
         self._work[key] = work
         rank = work.task.spec.turn.priority.rank
-        self._batcher.add(TokenCursor(key, num_tokens, num_known=num_tokens, num_computed=0, rank=rank))
+        work.task.num_computed = work.num_cached
+        self._batcher.add(TokenCursor(key, num_tokens, num_known=num_tokens, num_computed=work.num_cached, rank=rank))
+        work.task.complete(work.task.export.states_kept(work.num_cached))
         self.wake()
 
     async def remove(self, key: str) -> None:
@@ -115,6 +119,7 @@ class PrefillStepLoop(StepLoop[PrefillStep, None]):
                     task.end(InternalError(f"{task.export.num_pending} plan entries were left when a task had been computed"))
                 else:
                     task.move(TaskState.COMPUTED)
+                    piece.work.computed()
         if self._config.check_blocks:
             self._resident.blocks.check()
 

@@ -48,6 +48,7 @@ class PrefillTask:
         self.spec = spec
         self.state = TaskState.QUEUED
         self.num_computed = 0  # tokens
+        self.num_cached = 0  # tokens that were here already
         self.computed = asyncio.Event()  # the step with the last layer is over
         self.export = ExportTracker(spec.plan)  # the step thread's
         self.outgoing: OutgoingTransfer | None = None

@@ -160,6 +160,7 @@ class PrefillWorker:
         blocks, holdings = resident.blocks, runner.holdings
         metrics.TOTAL_BLOCKS.set(blocks.num_blocks)
         metrics.USED_BLOCKS.set_function(lambda: blocks.num_used)
+        metrics.CACHED_BLOCKS.set_function(lambda: blocks.num_cached)
         metrics.HOLDING_REQUESTS.set_function(lambda: holdings.num_holders)
         metrics.WAITING_REQUESTS.set_function(lambda: holdings.num_waiting)
         stepping = asyncio.create_task(steps.run(), name="prefill-steps")

@@ -24,6 +24,7 @@ from shoal.router.text import Prompt, PromptEncoder
 from shoal.router.tools import Tools, read_messages, read_tools
 from shoal.router.validation import (
     RequestLimits,
+    check_cache_salt,
     check_model,
     check_prompt_length,
     check_text,
@@ -100,6 +101,7 @@ class Admission:
             prompt_logprobs=prompt_logprobs,
             notices=notices,
             turn=turn,
+            cache_salt=check_cache_salt(request.cache_salt),
         )
         return Admitted(dispatch, request.stream)
 
@@ -150,6 +152,7 @@ class Admission:
             continuation_ids=continuation,
             notices=notices,
             turn=turn,
+            cache_salt=check_cache_salt(request.cache_salt),
         )
         return Admitted(dispatch, streams=False)
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import grpc
 
 from shoal.config.logs import log_event, loggable
-from shoal.errors import Cancelled, DeadlineExceeded, InternalError, ShoalError, Unavailable
+from shoal.errors import Cancelled, DeadlineExceeded, InternalError, Preempted, ShoalError, Unavailable
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.placement.cost import RequestCost
 from shoal.router.attempt_state import AttemptState, Progress
@@ -117,6 +117,8 @@ class Attempt:
                         yield [read_end(event.finished)]
                         if self._is_over:
                             return
+                    case "preempted":
+                        raise Preempted(f"decode worker {self._decode.worker_id} needed the request's KV blocks for others")
                     case other:
                         raise InternalError(f"decode worker {self._decode.worker_id} sent an event of kind {other}")
             raise self._blame(self._decode, Unavailable(f"decode worker {self._decode.worker_id} ended its stream early"))

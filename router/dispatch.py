@@ -7,6 +7,7 @@ hands over goes on in the same way, and uses none of the tries that a request ha
 
 import logging
 import random
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -14,14 +15,14 @@ from typing import Final
 
 from shoal.config.disaggregation import NEVER_LOCAL, DisaggregationRule
 from shoal.config.logs import log_event, loggable
-from shoal.errors import CapacityExceeded, ShoalError, Unavailable
+from shoal.errors import CapacityExceeded, Preempted, ShoalError, Unavailable
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.placement.balance import choose_pair
 from shoal.placement.cost import request_cost
 from shoal.placement.disaggregate import PrefillSite, choose_prefill_site
 from shoal.router.attempt import Attempt, AttemptReport
 from shoal.router.gate import Gate
-from shoal.router.instruments import FALLBACKS, RESUMED, RETRIES
+from shoal.router.instruments import FALLBACKS, PREEMPTED, RESUMED, RETRIES
 from shoal.router.legs import DispatchRequest
 from shoal.router.output import ChildEnd, Output, OutputToken, PromptLogprobs
 from shoal.router.registry import Registry
@@ -38,6 +39,7 @@ class DispatchReport:
 
     attempt: AttemptReport = field(default_factory=AttemptReport)
     num_retries: int = 0
+    num_preemptions: int = 0
     num_handovers: int = 0  # of those: a worker drained, nothing failed
     notices: list[str] = field(default_factory=list)
 
@@ -146,7 +148,7 @@ class Dispatch:
     def __init__(self, dispatcher: Dispatcher, request: DispatchRequest) -> None:
         self.report = DispatchReport(notices=list(request.notices))
         self._dispatcher = dispatcher
-        self._request = request
+        self._request = replace(request, arrived=time.monotonic())
         self._attempt: Attempt | None = None
         self._token_ids: dict[int, list[int]] = {index: [] for index in range(request.num_children)}  # of what still runs
         self._num_scored = 0
@@ -176,6 +178,8 @@ class Dispatch:
                             batch, num_to_skip = batch[num_to_skip:], max(0, num_to_skip - len(batch))
                         if new := self._account(batch):
                             yield new
+            except Preempted:
+                self._resume()
             except (Unavailable, CapacityExceeded) as failure:
                 error = failure
                 if ends := self._lost_ends():
@@ -217,6 +221,13 @@ class Dispatch:
                     del self._token_ids[output.index]
                     new.append(output)
         return new
+
+    def _resume(self) -> None:
+        """Go on after a preemption: no fault of anybody's, so it is no retry, and the same worker may be chosen again."""
+        self.report.num_preemptions += 1
+        PREEMPTED.inc()
+        num_tokens = sum(map(len, self._token_ids.values()))
+        log_event(_log, logging.INFO, "preempted", num_preemptions=self.report.num_preemptions, completion_tokens=num_tokens)
 
     def _retry(self, error: ShoalError, *, handed_over: bool) -> None:
         report = self.report

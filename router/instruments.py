@@ -9,6 +9,7 @@ FALLBACKS = counter("shoal_router_fallback_requests_total", "Declared departures
 PREFILLS = counter(
     "shoal_router_prefilled_requests_total", "Reservations by where their prefill tokens run, and why", ("at", "reason")
 )
+PREEMPTED = counter("shoal_router_preempted_requests_total", "Times a request's blocks were needed by others, and it was resumed")
 RESUMED = counter("shoal_router_resumed_requests_total", "Attempts resumed after tokens had been sent")
 PROMPT_TOKENS = counter("shoal_router_prompt_tokens_total", "Prompt tokens of admitted requests")
 GENERATED_TOKENS = counter("shoal_router_generated_tokens_total", "Tokens received from decode")

@@ -102,6 +102,7 @@ def _figures(running: Generation | Scoring, arrived: float) -> dict[str, object]
     return {
         **own,
         "num_retries": report.num_retries,
+        "num_preemptions": report.num_preemptions,
         "payload_bytes": max((end.received_payload_bytes for end in attempt.finished.values()), default=None),
         "prefill_at": attempt.reserved.prefill_at if attempt.reserved is not None else "",
         "prefill_worker": attempt.prefill_worker,

@@ -1,5 +1,6 @@
 """What both legs are told and what they say: between the router's own types and the internal protos. Makes no call."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,8 @@ class DispatchRequest:
     notices: tuple[str, ...] = ()  # what was declared on admission
     turn: Turn = USUAL_TURN
     caller: str = ""  # this router's own id
+    cache_salt: str = ""  # the request's own, within its tenant
+    arrived: float | None = None  # by the event loop's clock
 
     @property
     def placed_visibility(self) -> Visibility:
@@ -56,6 +59,8 @@ def decode_message(
         priority=str(request.turn.priority),
         tenant=request.turn.tenant,
         local_prefill=local_prefill,
+        cache_salt=request.cache_salt,
+        age_s=0.0 if request.arrived is None else max(0.0, time.monotonic() - request.arrived),
     )
     sampling = request.sampling
     if request.num_children == 1:
@@ -92,6 +97,7 @@ def prefill_message(request: DispatchRequest, reserved: worker_pb2.Reserved, dec
         decode_epoch=reserved.epoch,
         priority=str(request.turn.priority),
         tenant=request.turn.tenant,
+        cache_salt=request.cache_salt,
     )
 
 

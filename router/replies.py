@@ -60,6 +60,7 @@ def complete_reply(
         prompt_tokens=len(request.prompt_ids),
         completion_tokens=len(answer.tokens),
         cached_tokens=num_cached_tokens(generation),
+        prefill_cached_tokens=num_prefill_cached_tokens(generation.first_attempt),
         index=answer.index,
         output_logprobs=output_logprobs(answer.tokens),
         input_logprobs=input_logprobs(generation.prompt_logprobs) if answer.index == 0 else None,
@@ -69,6 +70,7 @@ def complete_reply(
         decode_kv=_decode_kv(generation, answer, shape, dtype),
         seed=request.sampling.seed,
         num_retries=generation.report.num_retries,
+        num_preemptions=generation.report.num_preemptions,
         notices=generation.report.notices,
     )
     if answer.matched_stop is not None:
@@ -80,8 +82,13 @@ def complete_reply(
 
 def num_cached_tokens(generation: Generation) -> int:
     """Prompt tokens that decode held already."""
-    reserved = generation.report.attempt.reserved
+    reserved = generation.first_attempt.reserved
     return 0 if reserved is None else reserved.cached_tokens
+
+
+def num_prefill_cached_tokens(attempt: AttemptReport) -> int:
+    """Prompt tokens that prefill did not run, since it had their KV."""
+    return 0 if attempt.prefill is None else attempt.prefill.cached_tokens
 
 
 def transfer_stats(attempt: AttemptReport, request: DispatchRequest, shape: ModelShape, dtype: DType) -> shoal_pb2.TransferStats:

@@ -8,7 +8,7 @@ from shoal.pb.v1 import shoal_pb2
 from shoal.router.admission import Admitted
 from shoal.router.dispatch import Dispatch, DispatchReport
 from shoal.router.output import OutputToken
-from shoal.router.replies import output_logprobs, transfer_stats
+from shoal.router.replies import num_prefill_cached_tokens, output_logprobs, transfer_stats
 from shoal.types import DType, ModelShape
 
 
@@ -56,6 +56,7 @@ class Scoring:
         logprobs = [token.logprob for token in tokens if token.logprob is not None]
         if [token.token_id for token in tokens] != list(request.continuation_ids) or len(logprobs) != len(tokens):
             raise InternalError(f"{len(logprobs)} of {len(request.continuation_ids)} tokens were scored")
+        attempt = self._dispatch.report.attempt
         num_top = request.sampling.num_logprobs or 0
         return shoal_pb2.ScoreResponse(
             request_id=request.request_id,
@@ -64,5 +65,7 @@ class Scoring:
             is_greedy=all(logprob >= token.top[0][1] for token, logprob in zip(tokens, logprobs, strict=True)),
             prompt_tokens=len(request.prompt_ids),
             visibility=str(request.visibility),
-            transfer=transfer_stats(self._dispatch.report.attempt, request, shape, dtype),
+            cached_tokens=attempt.reserved.cached_tokens if attempt.reserved is not None else 0,
+            prefill_cached_tokens=num_prefill_cached_tokens(attempt),
+            transfer=transfer_stats(attempt, request, shape, dtype),
         )

@@ -58,6 +58,8 @@ def extension(complete: shoal_pb2.GenerateComplete) -> dict[str, Any]:
         "visibility": complete.visibility,
         "seed": complete.seed,
         "num_retries": complete.num_retries,
+        "num_preemptions": complete.num_preemptions,
+        "prefill_cached_tokens": complete.prefill_cached_tokens,
         "notices": list(complete.notices),
         "transfer": _plain(complete.transfer),
         "timings": _plain(complete.timings),

@@ -64,6 +64,7 @@ def read_chat(fields: Fields) -> ChatQuestion:
             stream=bool(fields.flag("stream")),
             visibility=read_visibility(fields),
             priority=read_priority(fields),
+            cache_salt=fields.text("cache_salt") or "",
             model=fields.text("model") or "",
         ),
         include_usage=include_usage(fields),

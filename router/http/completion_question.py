@@ -62,6 +62,7 @@ def read_completion(fields: Fields) -> CompletionQuestion:
         visibility=read_visibility(fields),
         model=fields.text("model") or "",
         priority=read_priority(fields),
+        cache_salt=fields.text("cache_salt") or "",
     )
     requests = []
     for prompt in read_prompts(fields):

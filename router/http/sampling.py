@@ -48,7 +48,6 @@ def read_sampling(fields: Fields) -> shoal_pb2.SamplingParams:
 def read_visibility(fields: Fields) -> str | None:
     """`visibility` as in gRPC; `prefill_layers` gives K to it, or to `speed` when it stands alone."""
     text, layers = fields.text("visibility"), fields.integer("prefill_layers", 1, 1 << 16)
-    fields.text("cache_salt")  # accepted; nothing is shared between requests yet
     if layers is None:
         return text
     if text is None:

@@ -7,6 +7,7 @@ ShoalError
 ├── AlreadyExists         the id is in use
 ├── CapacityExceeded      no room now; retry later or elsewhere
 ├── Unavailable           a worker, a pair or a transfer failed; retry is safe
+│   └── Preempted         its blocks were needed by others; it goes on by replaying its tokens
 ├── DeadlineExceeded      the caller's time ran out
 ├── Cancelled             the caller (or the other leg) gave up
 ├── Unauthenticated       no valid credentials
@@ -46,6 +47,10 @@ class CapacityExceeded(ShoalError):
 
 class Unavailable(ShoalError):
     """A worker, a pair or a transfer failed; retrying is safe."""
+
+
+class Preempted(Unavailable):
+    """A running request gave its blocks up to others; it goes on where its tokens are replayed."""
 
 
 class DeadlineExceeded(ShoalError):

@@ -56,6 +56,7 @@ class Ask:
     replay: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     num_logprobs: int | None = None
+    cache_salt: str = ""
     num_children: int = 1
     local_below: int = 0  # fewer prefill tokens than this run on the decode worker
 
@@ -122,6 +123,7 @@ def decode_request(ask: Ask, num_layers: int = 4) -> pb.DecodeRequest:
     return pb.DecodeRequest(
         request_id="test",
         prompt_ids=ask.prompt_ids,
+        cache_salt=ask.cache_salt,
         replay_token_ids=ask.replay,
         visibility=visibility,
         sampling=sampling,
@@ -143,6 +145,7 @@ def prefill_request(ask: Ask, reserved: pb.Reserved) -> pb.PrefillRequest:
         decode_address=reserved.transfer_address,
         decode_worker_id=reserved.worker_id,
         decode_epoch=reserved.epoch,
+        cache_salt=ask.cache_salt,
     )
 
 

@@ -100,7 +100,7 @@ def assert_equal(asks: Sequence[Ask], answers: Sequence[Answer], results: Sequen
         visibility = Visibility.parse(ask.visibility).resolve(shape.num_layers)
         assert tuple(answer.token_ids) == result.token_ids, ask.visibility
         assert answer.finished is not None and answer.finished.finish_reason == str(result.finish_reason)
-        expected = wire_bytes(shape, DType.FLOAT32, visibility, len(ask.prompt_ids))
+        expected = wire_bytes(shape, DType.FLOAT32, visibility, len(ask.prompt_ids), answer.reserved.cached_tokens)
         assert answer.reserved.plan_bytes == answer.finished.received_payload_bytes == expected
         assert answer.reserved.visibility == str(visibility)
         if expected:

@@ -106,7 +106,9 @@ class Cluster:
 def request(ids: list[int] | None = None, **fields: Any) -> shoal_pb2.GenerateRequest:
     """A request of token ids (ten of them by default) and sampling fields, e.g. request(max_tokens=4, stream=True)."""
     own = {
-        name: fields.pop(name) for name in ("visibility", "request_id", "stream", "text", "chat", "priority") if name in fields
+        name: fields.pop(name)
+        for name in ("visibility", "request_id", "stream", "text", "chat", "priority", "cache_salt")
+        if name in fields
     }
     message = shoal_pb2.GenerateRequest(sampling_params=shoal_pb2.SamplingParams(**fields), **own)
     if "text" not in own and "chat" not in own:

@@ -75,6 +75,14 @@ async def test_prefill_is_not_called_when_nothing_is_to_be_transferred() -> None
     assert cached.cached_tokens == 9
 
 
+async def test_salts_reach_both_workers() -> None:
+    async with Cluster() as c:
+        await c.complete(request(max_tokens=2, cache_salt="own"))
+        assert [seen.cache_salt for seen in (c.decode[0].seen[0], c.prefill[0].seen[0])] == ["own", "own"]
+        code, words = await c.status(request(cache_salt="x" * 257))
+    assert code is CODE.INVALID_ARGUMENT and "256" in words
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [(Mismatch("dtype: float32 != bfloat16"), CODE.FAILED_PRECONDITION), (InternalError("a secret"), CODE.INTERNAL)],

@@ -16,6 +16,7 @@ class Holdings:
     num_running: int = 0  # requests
     num_waiting: int = 0
     num_used_blocks: int = 0
+    num_cached_blocks: int = 0  # neither used nor free: given up when needed
     num_total_blocks: int = 0
     num_reservations: int = 0
     num_transfers_in_flight: int = 0
@@ -31,6 +32,7 @@ class Holdings:
             num_running=load.num_running_reqs,
             num_waiting=load.num_waiting_reqs,
             num_used_blocks=load.num_used_blocks,
+            num_cached_blocks=load.num_cached_blocks,
             num_total_blocks=load.num_total_blocks,
             num_reservations=load.num_reservations,
             num_transfers_in_flight=load.num_transfers_in_flight,

@@ -57,10 +57,13 @@ def _cells(holds: Holdings) -> tuple[RenderableType, ...]:
     staging = str(holds.num_staging_in_use)
     if holds.num_staging_quarantined:
         staging += f" ({holds.num_staging_quarantined} quarantined)"
+    blocks = f"{bar(holds.num_used_blocks, holds.num_total_blocks)} {holds.num_used_blocks}/{holds.num_total_blocks}"
+    if holds.num_cached_blocks:
+        blocks += f" ({holds.num_cached_blocks} cached)"
     return (
         str(holds.num_running),
         str(holds.num_waiting),
-        f"{bar(holds.num_used_blocks, holds.num_total_blocks)} {holds.num_used_blocks}/{holds.num_total_blocks}",
+        blocks,
         str(holds.num_reservations),
         str(holds.num_transfers_in_flight),
         staging,

@@ -33,6 +33,8 @@ HELP: Final[dict[str, str]] = {
     "kv_memory": "KV pool of each worker, as in 512MiB.",
     "block_size": "Tokens in one KV block.",
     "token_budget": "Tokens a worker runs in one step; the size of a prefill chunk.",
+    "prefix_cache": "Keep the KV of prompts and answers for requests that begin alike, until blocks are needed.",
+    "preemption": "Reserve KV for the next tokens only; when there is none left, who came last gives way and resumes later.",
     "max_requests": "Requests that one worker runs together.",
     "max_wait_s": "Refuse at once a request that would wait longer for its start; 0: none.",
     "max_context_tokens": "Prompt and answer together; 0: the model's own limit.",

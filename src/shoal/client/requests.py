@@ -76,6 +76,7 @@ class Options(TypedDict, total=False):
     request_id: str
     model: str
     priority: str  # low, normal, high
+    cache_salt: str  # cached prefixes are shared within one salt
     tools: Sequence[Mapping[str, Any]]  # OpenAI's definitions, given to the chat template
     tool_choice: str | Mapping[str, Any] | None  # none, auto, required, or OpenAI's object that names one
 
@@ -93,6 +94,7 @@ def build_request(prompt: Prompt | None, options: Options, *, stream: bool) -> s
         visibility=options.get("visibility"),
         model=options.get("model", ""),
         priority=options.get("priority", ""),
+        cache_salt=options.get("cache_salt", ""),
         sampling_params=(options.get("sampling") or Sampling()).message(),
     )
     is_whole = raw or token_ids is not None

@@ -95,6 +95,8 @@ class Completion:
     logprobs: tuple[TokenLogprobs, ...] = ()
     index: int = 0  # which of n answers
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt's second token on; with index 0 only
+    prefill_cached_tokens: int = 0  # prompt tokens that prefill did not run; `cached_tokens` are those that decode held
+    num_preemptions: int = 0  # how often it gave its blocks up to others and was resumed
 
     @classmethod
     def read(cls, request_id: str, message: shoal_pb2.GenerateComplete) -> Self:
@@ -121,6 +123,8 @@ class Completion:
             logprobs=read_logprobs(message.output_logprobs),
             index=message.index,
             prompt_logprobs=read_logprobs(message.input_logprobs),
+            prefill_cached_tokens=message.prefill_cached_tokens,
+            num_preemptions=message.num_preemptions,
         )
 
 

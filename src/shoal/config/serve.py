@@ -54,6 +54,8 @@ class ServeConfig:
     kv_memory: int = 512 << 20  # bytes per worker
     block_size: int = 16  # tokens
     token_budget: int = 512  # tokens per step
+    prefix_cache: bool = True  # keep the KV of prefixes for requests to come
+    preemption: bool = False  # decode reserves room as tokens come; who came last gives way when there is none
     max_requests: int = 64  # running together on one worker
     max_wait_s: float = 60.0  # a request that would wait longer for its start is refused at once; 0: none is
     max_context_tokens: int = 0  # prompt and answer together; 0: the model's own limit
@@ -235,6 +237,8 @@ class ServeConfig:
             kv_memory_bytes=self.kv_memory,
             max_context_tokens=self.max_context_tokens or None,
             token_budget=self.token_budget,
+            prefix_cache=self.prefix_cache,
+            preemption=self.preemption,
             max_running_requests=self.max_requests,
             allowed_visibilities=tuple(Visibility.parse(text) for text in self.visibilities),
             max_boundary_tokens=self.max_boundary_tokens,

@@ -43,6 +43,8 @@ class WorkerConfig:
     min_request_tokens: int = 128  # the pool must hold one request of this size at full depth
     max_context_tokens: int | None = None  # None: the model's own limit
     token_budget: int = 512  # tokens of one step: the compute chunk of prefill
+    prefix_cache: bool = True  # keep the KV of prefixes for requests to come; given up when blocks are needed
+    preemption: bool = False  # reserve room for the next tokens alone, and let the least senior give way when blocks run out
     max_running_requests: int = 64  # requests that hold blocks
     max_queued: int = 256  # requests that wait for blocks; beyond, CapacityExceeded
     max_request_s: float = 3600.0  # imposed on calls that bring no deadline, and the cap of those that do

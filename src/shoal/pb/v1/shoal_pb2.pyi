@@ -101,7 +101,7 @@ class ChoiceConstraint(_message.Message):
     def __init__(self, choices: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "tokenized", "text", "chat", "sampling_params", "stream", "visibility", "model", "priority")
+    __slots__ = ("request_id", "tokenized", "text", "chat", "sampling_params", "stream", "visibility", "model", "priority", "cache_salt")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENIZED_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +111,7 @@ class GenerateRequest(_message.Message):
     VISIBILITY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tokenized: TokenizedInput
     text: str
@@ -120,10 +121,11 @@ class GenerateRequest(_message.Message):
     visibility: str
     model: str
     priority: str
-    def __init__(self, request_id: _Optional[str] = ..., tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., stream: bool = ..., visibility: _Optional[str] = ..., model: _Optional[str] = ..., priority: _Optional[str] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, request_id: _Optional[str] = ..., tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., stream: bool = ..., visibility: _Optional[str] = ..., model: _Optional[str] = ..., priority: _Optional[str] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("request_id", "tokenized", "text", "continuation_tokenized", "continuation_text", "visibility", "model", "logprobs", "priority")
+    __slots__ = ("request_id", "tokenized", "text", "continuation_tokenized", "continuation_text", "visibility", "model", "logprobs", "priority", "cache_salt")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENIZED_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +135,7 @@ class ScoreRequest(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tokenized: TokenizedInput
     text: str
@@ -142,10 +145,11 @@ class ScoreRequest(_message.Message):
     model: str
     logprobs: int
     priority: str
-    def __init__(self, request_id: _Optional[str] = ..., tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., text: _Optional[str] = ..., continuation_tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., continuation_text: _Optional[str] = ..., visibility: _Optional[str] = ..., model: _Optional[str] = ..., logprobs: _Optional[int] = ..., priority: _Optional[str] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, request_id: _Optional[str] = ..., tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., text: _Optional[str] = ..., continuation_tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., continuation_text: _Optional[str] = ..., visibility: _Optional[str] = ..., model: _Optional[str] = ..., logprobs: _Optional[int] = ..., priority: _Optional[str] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
-    __slots__ = ("request_id", "logprobs", "total_logprob", "is_greedy", "prompt_tokens", "visibility", "transfer")
+    __slots__ = ("request_id", "logprobs", "total_logprob", "is_greedy", "prompt_tokens", "visibility", "transfer", "cached_tokens", "prefill_cached_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_LOGPROB_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +157,8 @@ class ScoreResponse(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     VISIBILITY_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     logprobs: OutputLogProbs
     total_logprob: float
@@ -160,7 +166,9 @@ class ScoreResponse(_message.Message):
     prompt_tokens: int
     visibility: str
     transfer: TransferStats
-    def __init__(self, request_id: _Optional[str] = ..., logprobs: _Optional[_Union[OutputLogProbs, _Mapping]] = ..., total_logprob: _Optional[float] = ..., is_greedy: bool = ..., prompt_tokens: _Optional[int] = ..., visibility: _Optional[str] = ..., transfer: _Optional[_Union[TransferStats, _Mapping]] = ...) -> None: ...
+    cached_tokens: int
+    prefill_cached_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., logprobs: _Optional[_Union[OutputLogProbs, _Mapping]] = ..., total_logprob: _Optional[float] = ..., is_greedy: bool = ..., prompt_tokens: _Optional[int] = ..., visibility: _Optional[str] = ..., transfer: _Optional[_Union[TransferStats, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., prefill_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class TopLogProbs(_message.Message):
     __slots__ = ("values", "token_ids")
@@ -211,7 +219,7 @@ class GenerateStreamChunk(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., index: _Optional[int] = ..., output_logprobs: _Optional[_Union[OutputLogProbs, _Mapping]] = ..., input_logprobs: _Optional[_Union[OutputLogProbs, _Mapping]] = ...) -> None: ...
 
 class GenerateComplete(_message.Message):
-    __slots__ = ("output_ids", "text", "finish_reason", "matched_token_id", "matched_stop_str", "prompt_tokens", "completion_tokens", "cached_tokens", "index", "output_logprobs", "visibility", "transfer", "timings", "decode_kv", "seed", "num_retries", "notices", "input_logprobs")
+    __slots__ = ("output_ids", "text", "finish_reason", "matched_token_id", "matched_stop_str", "prompt_tokens", "completion_tokens", "cached_tokens", "index", "output_logprobs", "visibility", "transfer", "timings", "decode_kv", "seed", "num_retries", "notices", "input_logprobs", "prefill_cached_tokens", "num_preemptions")
     OUTPUT_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +238,8 @@ class GenerateComplete(_message.Message):
     NUM_RETRIES_FIELD_NUMBER: _ClassVar[int]
     NOTICES_FIELD_NUMBER: _ClassVar[int]
     INPUT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     output_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     finish_reason: str
@@ -248,7 +258,9 @@ class GenerateComplete(_message.Message):
     num_retries: int
     notices: _containers.RepeatedScalarFieldContainer[str]
     input_logprobs: OutputLogProbs
-    def __init__(self, output_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[str] = ..., matched_token_id: _Optional[int] = ..., matched_stop_str: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., index: _Optional[int] = ..., output_logprobs: _Optional[_Union[OutputLogProbs, _Mapping]] = ..., visibility: _Optional[str] = ..., transfer: _Optional[_Union[TransferStats, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., decode_kv: _Optional[_Union[KvStats, _Mapping]] = ..., seed: _Optional[int] = ..., num_retries: _Optional[int] = ..., notices: _Optional[_Iterable[str]] = ..., input_logprobs: _Optional[_Union[OutputLogProbs, _Mapping]] = ...) -> None: ...
+    prefill_cached_tokens: int
+    num_preemptions: int
+    def __init__(self, output_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[str] = ..., matched_token_id: _Optional[int] = ..., matched_stop_str: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., index: _Optional[int] = ..., output_logprobs: _Optional[_Union[OutputLogProbs, _Mapping]] = ..., visibility: _Optional[str] = ..., transfer: _Optional[_Union[TransferStats, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., decode_kv: _Optional[_Union[KvStats, _Mapping]] = ..., seed: _Optional[int] = ..., num_retries: _Optional[int] = ..., notices: _Optional[_Iterable[str]] = ..., input_logprobs: _Optional[_Union[OutputLogProbs, _Mapping]] = ..., prefill_cached_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
 
 class TransferStats(_message.Message):
     __slots__ = ("payload_bytes", "plan_bytes", "full_depth_bytes", "num_entries", "prefill_worker", "decode_worker", "prefill_at", "prefill_reason")
@@ -423,7 +435,7 @@ class GetLoadsResponse(_message.Message):
     def __init__(self, loads: _Optional[_Iterable[_Union[WorkerLoad, _Mapping]]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("worker_id", "pool", "num_running_reqs", "num_waiting_reqs", "num_used_blocks", "num_total_blocks", "num_reservations", "num_transfers_in_flight", "outstanding_token_layers", "num_staging_in_use", "num_staging_quarantined", "resident_bytes", "num_layers_held", "weight_bytes_read", "classes", "max_reservations", "mean_hold_s", "token_layers_per_s")
+    __slots__ = ("worker_id", "pool", "num_running_reqs", "num_waiting_reqs", "num_used_blocks", "num_total_blocks", "num_reservations", "num_transfers_in_flight", "outstanding_token_layers", "num_staging_in_use", "num_staging_quarantined", "resident_bytes", "num_layers_held", "weight_bytes_read", "classes", "max_reservations", "mean_hold_s", "token_layers_per_s", "num_cached_blocks")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_REQS_FIELD_NUMBER: _ClassVar[int]
@@ -442,6 +454,7 @@ class WorkerLoad(_message.Message):
     MAX_RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
     MEAN_HOLD_S_FIELD_NUMBER: _ClassVar[int]
     TOKEN_LAYERS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     pool: str
     num_running_reqs: int
@@ -460,7 +473,8 @@ class WorkerLoad(_message.Message):
     max_reservations: int
     mean_hold_s: float
     token_layers_per_s: float
-    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., num_running_reqs: _Optional[int] = ..., num_waiting_reqs: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_total_blocks: _Optional[int] = ..., num_reservations: _Optional[int] = ..., num_transfers_in_flight: _Optional[int] = ..., outstanding_token_layers: _Optional[int] = ..., num_staging_in_use: _Optional[int] = ..., num_staging_quarantined: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., num_layers_held: _Optional[int] = ..., weight_bytes_read: _Optional[int] = ..., classes: _Optional[_Iterable[_Union[ClassLoad, _Mapping]]] = ..., max_reservations: _Optional[int] = ..., mean_hold_s: _Optional[float] = ..., token_layers_per_s: _Optional[float] = ...) -> None: ...
+    num_cached_blocks: int
+    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., num_running_reqs: _Optional[int] = ..., num_waiting_reqs: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_total_blocks: _Optional[int] = ..., num_reservations: _Optional[int] = ..., num_transfers_in_flight: _Optional[int] = ..., outstanding_token_layers: _Optional[int] = ..., num_staging_in_use: _Optional[int] = ..., num_staging_quarantined: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., num_layers_held: _Optional[int] = ..., weight_bytes_read: _Optional[int] = ..., classes: _Optional[_Iterable[_Union[ClassLoad, _Mapping]]] = ..., max_reservations: _Optional[int] = ..., mean_hold_s: _Optional[float] = ..., token_layers_per_s: _Optional[float] = ..., num_cached_blocks: _Optional[int] = ...) -> None: ...
 
 class ClassLoad(_message.Message):
     __slots__ = ("priority", "num_waiting_reqs", "num_waiting_blocks", "outstanding_token_layers")

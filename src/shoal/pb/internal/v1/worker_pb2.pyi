@@ -58,7 +58,7 @@ class Constraint(_message.Message):
     def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., grammar: _Optional[str] = ..., choices_json: _Optional[str] = ...) -> None: ...
 
 class DecodeRequest(_message.Message):
-    __slots__ = ("request_id", "caller", "prompt_ids", "replay_token_ids", "visibility", "sampling", "num_children", "prompt_logprobs", "continuation_ids", "priority", "tenant", "child_replays", "local_prefill")
+    __slots__ = ("request_id", "caller", "prompt_ids", "replay_token_ids", "visibility", "sampling", "num_children", "prompt_logprobs", "continuation_ids", "priority", "tenant", "cache_salt", "age_s", "child_replays", "local_prefill")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CALLER_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,8 @@ class DecodeRequest(_message.Message):
     CONTINUATION_IDS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
     CHILD_REPLAYS_FIELD_NUMBER: _ClassVar[int]
     LOCAL_PREFILL_FIELD_NUMBER: _ClassVar[int]
     request_id: str
@@ -83,9 +85,11 @@ class DecodeRequest(_message.Message):
     continuation_ids: _containers.RepeatedScalarFieldContainer[int]
     priority: str
     tenant: str
+    cache_salt: str
+    age_s: float
     child_replays: _containers.RepeatedCompositeFieldContainer[ChildReplay]
     local_prefill: LocalPrefill
-    def __init__(self, request_id: _Optional[str] = ..., caller: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., replay_token_ids: _Optional[_Iterable[int]] = ..., visibility: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., num_children: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., continuation_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[str] = ..., tenant: _Optional[str] = ..., child_replays: _Optional[_Iterable[_Union[ChildReplay, _Mapping]]] = ..., local_prefill: _Optional[_Union[LocalPrefill, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., caller: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., replay_token_ids: _Optional[_Iterable[int]] = ..., visibility: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., num_children: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., continuation_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[str] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., age_s: _Optional[float] = ..., child_replays: _Optional[_Iterable[_Union[ChildReplay, _Mapping]]] = ..., local_prefill: _Optional[_Union[LocalPrefill, _Mapping]] = ...) -> None: ...
 
 class LocalPrefill(_message.Message):
     __slots__ = ("below_tokens", "cached_share", "no_prefill_worker")
@@ -203,18 +207,24 @@ class Finished(_message.Message):
     prefill_ms: float
     def __init__(self, finish_reason: _Optional[str] = ..., matched_token_id: _Optional[int] = ..., received_payload_bytes: _Optional[int] = ..., kv_layer_tokens: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., transfer_done_ms: _Optional[float] = ..., first_token_ms: _Optional[float] = ..., index: _Optional[int] = ..., prefill_ms: _Optional[float] = ...) -> None: ...
 
+class Preempted(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class DecodeEvent(_message.Message):
-    __slots__ = ("reserved", "tokens", "finished")
+    __slots__ = ("reserved", "tokens", "finished", "preempted")
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_FIELD_NUMBER: _ClassVar[int]
     reserved: Reserved
     tokens: SampledTokens
     finished: Finished
-    def __init__(self, reserved: _Optional[_Union[Reserved, _Mapping]] = ..., tokens: _Optional[_Union[SampledTokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+    preempted: Preempted
+    def __init__(self, reserved: _Optional[_Union[Reserved, _Mapping]] = ..., tokens: _Optional[_Union[SampledTokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("request_id", "attempt_id", "prompt_ids", "num_prompt_tokens", "visibility", "cached_tokens", "plan_digest", "decode_address", "decode_worker_id", "decode_epoch", "priority", "tenant")
+    __slots__ = ("request_id", "attempt_id", "prompt_ids", "num_prompt_tokens", "visibility", "cached_tokens", "plan_digest", "decode_address", "decode_worker_id", "decode_epoch", "priority", "tenant", "cache_salt")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +237,7 @@ class PrefillRequest(_message.Message):
     DECODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt_id: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -239,19 +250,22 @@ class PrefillRequest(_message.Message):
     decode_epoch: int
     priority: str
     tenant: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., visibility: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., plan_digest: _Optional[str] = ..., decode_address: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., decode_epoch: _Optional[int] = ..., priority: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, request_id: _Optional[str] = ..., attempt_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., visibility: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., plan_digest: _Optional[str] = ..., decode_address: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., decode_epoch: _Optional[int] = ..., priority: _Optional[str] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
-    __slots__ = ("sent_payload_bytes", "queue_ms", "compute_ms", "after_compute_ms")
+    __slots__ = ("sent_payload_bytes", "queue_ms", "compute_ms", "after_compute_ms", "cached_tokens")
     SENT_PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_MS_FIELD_NUMBER: _ClassVar[int]
     AFTER_COMPUTE_MS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     sent_payload_bytes: int
     queue_ms: float
     compute_ms: float
     after_compute_ms: float
-    def __init__(self, sent_payload_bytes: _Optional[int] = ..., queue_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ..., after_compute_ms: _Optional[float] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, sent_payload_bytes: _Optional[int] = ..., queue_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ..., after_compute_ms: _Optional[float] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
