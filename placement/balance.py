@@ -28,8 +28,14 @@ class WorkerLoadView:
     max_boundary_tokens: int
     outstanding_token_layers: int
     is_ready: bool = True  # loaded, reachable, not draining
+    held_token_layers: int = 0  # of the request at hand, what the worker has probably kept from earlier ones
     is_tripped: bool = False  # its breaker is open
     is_colocated: bool = False  # a decode worker that prefills every prompt itself
+
+    @property
+    def expected_token_layers(self) -> int:
+        """What is compared: work it has, less what it need not do for the request at hand."""
+        return self.outstanding_token_layers - self.held_token_layers
 
     def allows(self, visibility: Visibility) -> bool:
         """Whether the worker serves this resolved visibility: its policy is on the list and its boundary not too long."""
@@ -121,8 +127,8 @@ def _policies(allowed: frozenset[Visibility], num_layers: int) -> frozenset[Visi
 
 
 def _least_loaded(candidates: Sequence[WorkerLoadView], rng: random.Random) -> WorkerLoadView:
-    least = min(view.outstanding_token_layers for view in candidates)
-    return rng.choice([view for view in candidates if view.outstanding_token_layers == least])
+    least = min(view.expected_token_layers for view in candidates)
+    return rng.choice([view for view in candidates if view.expected_token_layers == least])
 
 
 def _objections(view: WorkerLoadView, visibility: Visibility, fingerprint: Fingerprint | None, excluded: frozenset[str]) -> str:

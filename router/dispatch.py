@@ -17,9 +17,10 @@ from shoal.config.disaggregation import NEVER_LOCAL, DisaggregationRule
 from shoal.config.logs import log_event, loggable
 from shoal.errors import CapacityExceeded, Preempted, ShoalError, Unavailable
 from shoal.pb.internal.v1 import worker_pb2
-from shoal.placement.balance import choose_pair
+from shoal.placement.balance import WorkerLoadView, choose_pair
 from shoal.placement.cost import request_cost
 from shoal.placement.disaggregate import PrefillSite, choose_prefill_site
+from shoal.router.affinity import PrefixMemory
 from shoal.router.attempt import Attempt, AttemptReport
 from shoal.router.gate import Gate
 from shoal.router.instruments import FALLBACKS, PREEMPTED, RESUMED, RETRIES
@@ -69,6 +70,7 @@ class Dispatcher:
         caller: str = "",
     ) -> None:
         """`falls_back`: decode prefills what no prefill worker can be found for."""
+        self._memory = PrefixMemory()
         self.gate = Gate(registry, shape, max_wait_s, disaggregation=disaggregation)
         self._rule = disaggregation
         self._falls_back = falls_back
@@ -109,13 +111,14 @@ class Dispatcher:
         pools = {pool: {w.worker_id: w for w in self._registry.pool(pool) if w.key not in full} for pool in (PREFILL, DECODE)}
         silent = {w.key for workers in pools.values() for w in workers.values() if not w.answers}
         decoders = {worker.key for worker in pools[DECODE].values()}
+        held = self._memory.held(self._memory.digests(request, self._shape.num_layers))
         avoidances = [failed | silent, failed, failed - decoders, failed & decoders, set()]
         for avoided in avoidances[: 3 if spares_prefill else 5]:
             excluded = frozenset(w.worker_id for workers in pools.values() for w in workers.values() if w.key in avoided)
             try:
                 pair = choose_pair(
-                    [worker.view for worker in pools[DECODE].values()],
-                    [worker.view for worker in pools[PREFILL].values()],
+                    [_view(worker, held, request, self._shape) for worker in pools[DECODE].values()],
+                    [_view(worker, held, request, self._shape) for worker in pools[PREFILL].values()],
                     request.placed_visibility,
                     self._rng,
                     needs_prefill=needs_prefill,
@@ -129,6 +132,8 @@ class Dispatcher:
         raise reason
 
     def attempt(self, request: DispatchRequest, replays: Mapping[int, tuple[int, ...]], placed: Placed) -> Attempt:
+        workers = [worker for worker in (placed.decode, placed.prefill) if worker is not None]
+        self._memory.sent(self._memory.digests(request, self._shape.num_layers), [worker.key for worker in workers])
         num_tokens = len(replays) * min(request.num_expected_tokens, _EXPECTED_TOKENS)
         cost = request_cost(self._shape, request.visibility, len(request.prompt_ids), num_tokens)
         local = worker_pb2.LocalPrefill(
@@ -140,6 +145,11 @@ class Dispatcher:
 
     def may_retry(self, report: DispatchReport) -> bool:
         return report.num_retries - report.num_handovers < self._max_retries
+
+
+def _view(worker: Worker, held: Mapping[tuple[str, int], int], request: DispatchRequest, shape: ModelShape) -> WorkerLoadView:
+    """What placement compares, with what the worker probably need not run of this request."""
+    return replace(worker.view, held_token_layers=held.get(worker.key, 0) * request.visibility.depth(shape.num_layers))
 
 
 class Dispatch:
