@@ -52,6 +52,8 @@ def main(
             folder.mkdir(parents=True, exist_ok=True)
             with _Progress(console, count) as progress:
                 results.append(run(setting, folder, progress.news))
+        num_bad = len(results[-1].verdict.violations)
+        console.print(f"{model}: {results[-1].num_asked} requests, {num_bad} violations", highlight=False)
     show(results, console)
     if json_path is not None:
         write_json(results, json_path)

@@ -21,7 +21,7 @@ def show(results: Sequence[Result], console: Console) -> None:
     for result in results:
         for violation in result.verdict.violations[:40]:
             at = "" if violation.request is None else f" request {violation.request}"
-            console.print(f"[red]{result.setting.model}: {violation.kind}{at}: {violation.detail}", highlight=False)
+            console.print(f"{result.setting.model}: {violation.kind}{at}: {violation.detail}", style="red", markup=False)
     num_bad = sum(len(result.verdict.violations) for result in results)
     console.print(f"[bold]{'nothing that must not be' if not num_bad else f'{num_bad} VIOLATIONS'}")
 

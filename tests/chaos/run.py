@@ -31,7 +31,7 @@ FAULTS: Mapping[str, Mapping[str, object]] = {
     "mid-send": {"action": "delay", "delay_s": 0.1, "every": 17, "times": None},
     "before-post": {"action": "delay", "delay_s": 0.1, "every": 13, "times": None},
     "after-unpack": {"action": "delay", "delay_s": 0.1, "every": 19, "times": None},
-    "before-open": {"action": "raise", "skip": 30, "every": 149, "times": None},
+    "before-open": {"action": "raise", "skip": 60, "every": 499, "times": None},
     "before-accept": {"action": "delay", "delay_s": 0.3, "every": 11, "times": None},
     "before-ack": {"action": "delay", "delay_s": 0.3, "every": 23, "times": None},
     "layer-1": {"action": "delay", "delay_s": 0.1, "every": 9, "times": None},

@@ -134,7 +134,7 @@ def show(soaked: Soaked, console: Console) -> list[str]:
     console.print(", ".join(f"{name} {counts[name]}" for name in sorted(counts)), highlight=False)
     faults += [f"{violation.kind} {violation.request or ''}: {violation.detail}" for violation in soaked.verdict.violations]
     for fault in faults:
-        console.print(f"[red]{fault}", highlight=False)
+        console.print(fault, style="red", markup=False)
     console.print("[bold]flat" if not faults else f"[bold]{len(faults)} FAULTS")
     return faults
 
