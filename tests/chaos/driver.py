@@ -14,15 +14,15 @@ from tests.chaos.outcome import Heard, Outcome
 from tests.chaos.plan import Ask, Departure, Leave, Plan, Question
 
 PATIENCE_S = 60.0  # the deadline of a request whose caller stays: one that needs so long hangs
-_MAX_OPEN = 48  # requests at once; beyond, arrivals wait
 
 
 class Driver:
     """One run's callers. `outcomes` fills up as they end."""
 
-    def __init__(self, address: str, plan: Plan, label: str, *, token: str | None = None) -> None:
-        self._client = AsyncClient(address, retry=Retry(), token=token)
+    def __init__(self, address: str, plan: Plan, label: str, max_open: int) -> None:
+        self._client = AsyncClient(address, retry=Retry())
         self._plan = plan
+        self._max_open = max_open
         self._label = label  # makes the ids of this run its own
         self.outcomes: list[Outcome] = []
         self.num_open = 0
@@ -30,7 +30,7 @@ class Driver:
     async def run(self, ended: Callable[[Outcome], None], stop: asyncio.Event) -> None:
         """Ask everything, or until `stop`; returns when every caller has ended."""
         started = time.monotonic()
-        open_slots = asyncio.Semaphore(_MAX_OPEN)
+        open_slots = asyncio.Semaphore(self._max_open)
         async with asyncio.TaskGroup() as callers:
             for ask in self._plan.asks:
                 await asyncio.sleep(max(0.0, started + ask.at_s - time.monotonic()))

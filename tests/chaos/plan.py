@@ -89,6 +89,7 @@ class Mix:
     max_tokens: tuple[int, int]
     num_questions: int
     rate: float  # requests a second; bursts of up to 8 come together
+    max_open: int  # requests at once; beyond, arrivals wait
     patience_s: float  # callers that leave do so within about this
     cancelled: float = 0.2  # share
 

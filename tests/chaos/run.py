@@ -79,8 +79,8 @@ class News:
 def mix_of(setting: Setting, vocab_size: int) -> Mix:
     """Short requests that suit the model."""
     if setting.model == "random":
-        return Mix(vocab_size, FOUR_LAYERS, (1, 200), (1, 48), max(1, setting.num_requests // 8), setting.rate or 10.0, 2.0)
-    return Mix(vocab_size, _SMOLLM2, (2, 48), (1, 12), max(1, setting.num_requests // 5), setting.rate or 1.5, 5.0)
+        return Mix(vocab_size, FOUR_LAYERS, (1, 200), (1, 48), max(1, setting.num_requests // 8), setting.rate or 10.0, 48, 2.0)
+    return Mix(vocab_size, _SMOLLM2, (2, 48), (1, 12), max(1, setting.num_requests // 5), setting.rate or 1.5, 16, 5.0)
 
 
 def run(setting: Setting, folder: Path, news: News) -> Result:
@@ -96,14 +96,14 @@ def run(setting: Setting, folder: Path, news: News) -> Result:
     arguments = ["--model", model, "--visibilities", ",".join(mix.visibilities)]
     arguments += ["--kv-memory", "4MiB" if is_random else "256MiB"]
     with running(arguments, folder, own=setting.own_ray, faults=dict(FAULTS) if setting.faults else {}) as cluster:
-        result = asyncio.run(_drive(setting, plan, cluster, news, reference))
+        result = asyncio.run(_drive(setting, plan, mix.max_open, cluster, news, reference))
     result.reference_s = reference_s
     return result
 
 
-async def _drive(setting: Setting, plan: Plan, cluster: Cluster, news: News, reference: Reference) -> Result:
+async def _drive(setting: Setting, plan: Plan, max_open: int, cluster: Cluster, news: News, reference: Reference) -> Result:
     victims = Victims(cluster)
-    driver = Driver(victims.address, plan, f"chaos-{setting.seed}")
+    driver = Driver(victims.address, plan, f"chaos-{setting.seed}", max_open)
     deeds = setting.deeds if setting.own_ray else setting.deeds - {Deed.CONTROLLER, Deed.ORPHAN}
     killer = Killer(victims, strikes(setting.seed, deeds))
     began, stop, out_of_time = time.monotonic(), asyncio.Event(), asyncio.Event()

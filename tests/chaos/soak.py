@@ -55,7 +55,7 @@ def main(minutes: float, rate: float, seed: int, json_path: Path | None, svg_pat
     with tempfile.TemporaryDirectory(prefix="shoal-soak-") as scratch:
         folder = Path(scratch)
         model = str(write_random_model(folder / "model", max_context=1024))
-        plan = make_plan(Mix(512, FOUR_LAYERS, (1, 400), (1, 120), 400, rate, 2.0), max(1, int(60 * minutes * rate)), seed)
+        plan = make_plan(Mix(512, FOUR_LAYERS, (1, 400), (1, 120), 400, rate, 48, 2.0), max(1, int(60 * minutes * rate)), seed)
         reference = Reference(model)
         reference.answer_all(plan.questions)
         arguments = ["--model", model, "--visibilities", ",".join(FOUR_LAYERS), "--kv-memory", "4MiB"]
@@ -72,7 +72,7 @@ def main(minutes: float, rate: float, seed: int, json_path: Path | None, svg_pat
 
 async def _soak(cluster: Cluster, plan: Plan, reference: Reference, console: Console, limit_s: float) -> Soaked:
     victims = Victims(cluster)
-    driver = Driver(victims.address, plan, "soak")
+    driver = Driver(victims.address, plan, "soak", 48)
     idents = await victims.idents()
     samples: dict[str, list[Sample]] = {name: [] for name in idents}
     stop = asyncio.Event()

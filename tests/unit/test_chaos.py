@@ -14,7 +14,7 @@ from tests.chaos.samples import Sample, holdings
 from tests.chaos.verdict import Verdict, judge
 from tests.folders import temporary_folder
 
-MIX = Mix(512, ("full", "speed:2"), (1, 50), (1, 12), 20, 10.0, 2.0)
+MIX = Mix(512, ("full", "speed:2"), (1, 50), (1, 12), 20, 10.0, 48, 2.0)
 QUESTION = Question((5, 6, 7), "full", 4, 0.0, 1, 1, logprobs=True, ignore_eos=True)
 RIGHT = Answer((10, 11, 12, 13), (-1.0, -2.0, -3.0, -4.0), "length")
 
