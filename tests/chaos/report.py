@@ -109,4 +109,4 @@ def write_json(results: Sequence[Result], path: Path) -> None:
         }
         for result in results
     ]
-    path.write_text(json.dumps({"runs": runs}, indent=1))
+    path.write_text(json.dumps({"runs": runs}, indent=1, default=sorted))  # sets as lists
