@@ -119,7 +119,7 @@ async def close(worker: WorkerProcess) -> None:
     """Drain and end it. One that does not end says where each of its threads stands, and fails the trial."""
     worker.process.terminate()
     try:
-        await asyncio.wait_for(worker.process.wait(), 20)
+        await asyncio.wait_for(worker.process.wait(), 40)
     except TimeoutError:
         worker.process.send_signal(signal.SIGABRT)
         await worker.process.wait()
