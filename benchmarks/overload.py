@@ -146,7 +146,7 @@ async def measure(options: argparse.Namespace, max_wait_s: float, per_s: float |
         model = write_random_model(folder, num_layers=6, hidden_size=128, intermediate_size=256, max_context=1024)
         prefill, decode = workers(str(model), "float32", ["speed:2"], max_running_requests=PLACES, kv_memory_bytes=64 << 20)
         cpus = os.sched_getaffinity(0)
-        more = ("--max-wait-s", str(max_wait_s))
+        more = ("--max-wait-s", str(max_wait_s), "--local-prefill-tokens", "0")
         async with pinned_cluster(
             prefill, decode, prefill_cpus=cpus, decode_cpus=cpus, router_cpus=cpus, router_arguments=more
         ) as address, AsyncClient(address, retry=Retry(attempts=1)) as client:  # fmt: skip

@@ -71,7 +71,8 @@ class Gate:
 
     def _candidates(self, pool: str, request: DispatchRequest) -> Collection[Worker]:
         views = [(worker, worker.view) for worker in self._registry.pool(pool)]
-        return [worker for worker, view in views if view.is_ready and view.allows(request.placed_visibility)]
+        usable = [(worker, view) for worker, view in views if view.is_ready and not view.is_tripped]
+        return [worker for worker, view in usable if view.allows(request.placed_visibility)]
 
     def _need(self, request: DispatchRequest, worker: Worker) -> int:
         """Blocks of the whole request, as the worker will reserve them."""

@@ -7,6 +7,7 @@ import grpc
 import httpx2 as httpx
 import pytest
 
+from shoal.errors import Unavailable
 from shoal.pb.v1 import shoal_pb2
 from shoal.router import instruments
 from tests.fakes.cluster import Cluster, request
@@ -106,3 +107,14 @@ async def test_what_was_sent_since_the_last_report_counts() -> None:
         for call in calls:
             call.cancel()
         await c.decode[0].idle()
+
+
+async def test_room_on_a_worker_whose_breaker_is_open_is_no_room() -> None:
+    async with Cluster(1, 2, max_wait_s=3.0, load_interval_s=60, max_retries=0) as c:
+        c.decode[0].error = Unavailable("broken")
+        c.decode[1].outstanding = 1 << 40
+        await set_report(c, "decode", FREE, BUSY)
+        for _ in range(5):
+            await c.status(request(max_tokens=2))
+        error, _ = await refused(c)
+        assert error.code() is CODE.RESOURCE_EXHAUSTED and "decode-1" in (error.details() or "")
