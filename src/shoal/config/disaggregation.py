@@ -5,7 +5,7 @@ from typing import Final
 
 from shoal.errors import InvalidConfig
 
-LOCAL_PREFILL_TOKENS: Final = 128  # what `shoal serve` and the router begin with; measured: docs/operations.md
+LOCAL_PREFILL_TOKENS: Final = 128  # where a prompt adds a decode step's time to a step: docs/operations.md
 LOCAL_CACHED_SHARE: Final = 0.75
 
 
