@@ -156,7 +156,7 @@ class SplitBench:
             "| streams | prompt | TTFT split | TTFT colocated | TPOT split | TPOT colocated |\n|---|---|---|---|---|---|"
         )
         with tempfile.TemporaryDirectory() as name:
-            common = {"dtype": self.dtype, "kv_memory_bytes": 1 << 30}
+            common = {"dtype": self.dtype, "kv_memory_bytes": 512 << 20}
             async with (
                 worker(Path(name), Pool.PREFILL, self.model, self.visibilities, **common) as prefill,
                 worker(Path(name), Pool.DECODE, self.model, self.visibilities, **common) as decode,
@@ -208,7 +208,7 @@ class SplitBench:
 
     async def _with_three(self, measure: Callable[[RunningWorker, RunningWorker, RunningWorker], Awaitable[None]]) -> None:
         """A prefill and a decode worker on a core each, and a worker that does both on the prefill core."""
-        common = {"dtype": self.dtype, "kv_memory_bytes": 1 << 30}
+        common = {"dtype": self.dtype, "kv_memory_bytes": 512 << 20}
         first, second = ({"cpus": (cpu,), **common} for cpu in self.cpus)
         with tempfile.TemporaryDirectory() as name:
             async with (

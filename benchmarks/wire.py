@@ -6,6 +6,7 @@ CRC-32 on both sides, and the control stream; it is timed with and without the C
 
 import asyncio
 import multiprocessing
+import os
 import socket
 import statistics
 import time
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 import grpc
 import torch
+from torch.distributed import TCPStore
 
 from shoal.config.transfer import TransferConfig
 from shoal.decode_worker.sink import DecodeSink
@@ -23,7 +25,6 @@ from shoal.engine.kv_pool import KvPool
 from shoal.engine.segment import RequestKv
 from shoal.kv_transfer import DecodeTarget, Handle, TransferClient, TransferServer, incoming_pair, lane, outgoing_pair
 from shoal.kv_transfer.gloo import GlooChannel
-from shoal.kv_transfer.rendezvous import StoreServer, connect_store
 from shoal.model_files import open_model
 from shoal.pb.internal.v1 import transfer_pb2_grpc
 from shoal.placement.blocks import BlockPool
@@ -110,7 +111,7 @@ class _Peer:
         common: dict[str, Any] = {"worker_id": f"p{self.end}", "epoch": 1, "fingerprint": self.fingerprint, "config": self.config}
         if self.end:
             listener = socket.create_server((HOST, 0))
-            store = StoreServer(HOST, 10.0)
+            store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
             self.server = TransferServer(**common)
             front = grpc.aio.server()
             transfer_pb2_grpc.add_TransferServicer_to_server(self.server, front)
@@ -118,12 +119,13 @@ class _Peer:
             await front.start()
             self.told.send((listener.getsockname()[1], store.port, port))
             self.socket, _ = await asyncio.to_thread(listener.accept)
-            self.channel = await asyncio.to_thread(GlooChannel, connect_store(HOST, store.port, "raw", 10.0), 0, HOST, 30.0)
+            self.channel = await asyncio.to_thread(GlooChannel, store, 0, HOST, 30.0)
         else:
             tcp, store_port, port = await asyncio.to_thread(self.told.recv)
             self.client, self.target = TransferClient(**common), DecodeTarget(f"{HOST}:{port}", "p1", 1)
             self.socket = socket.create_connection((HOST, tcp))
-            self.channel = await asyncio.to_thread(GlooChannel, connect_store(HOST, store_port, "raw", 10.0), 1, HOST, 30.0)
+            store = TCPStore(HOST, store_port, is_master=False)
+            self.channel = await asyncio.to_thread(GlooChannel, store, 1, HOST, 30.0)
         while (order := await asyncio.to_thread(self.told.recv)) is not None:
             way, name = order
             checksum = _no_checksum if way.endswith("no CRC") else lane.checksum
@@ -137,6 +139,8 @@ class _Peer:
                 case _:
                     begin = await self._handoff(name)
             self.told.send((time.perf_counter() - begin, sum(self.sizes)))
+        self.told.close()
+        os._exit(0)  # the groups' own threads need no orderly end
 
     def _socket(self) -> None:
         if not self.end:
