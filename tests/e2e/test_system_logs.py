@@ -2,17 +2,23 @@
 
 import json
 import re
+import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from shoal.client import Client, Message, Sampling
+from shoal.cli.preflight import free_port
+from shoal.client import Chunk, Client, Message, Retry, Sampling
 from shoal.errors import ShoalError
 from tests.e2e.conftest import Cluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
 MARK = "zqxjkvbw"
 TOKEN_IDS = [211, 223, 227, 229, 233, 239] * 4
@@ -44,6 +50,76 @@ def ask_everything(address: str) -> list[str]:
     return texts
 
 
+LONG = Sampling(max_tokens=600, ignore_eos=True)
+BODIES = (
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": MARK}], "max_tokens": 4}),
+    ("/v1/chat/completions", {"messages": [{"role": MARK, "content": MARK}]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": MARK}], "tools": [{"function": MARK}]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": MARK}], "temperature": MARK}),
+    ("/v1/completions", {"prompt": [MARK, MARK], "logit_bias": {MARK: 1}, "stop": MARK}),
+    ("/v1/completions", {"prompt": MARK, MARK: MARK}),
+    ("/v1/completions", {"prompt": MARK, "visibility": MARK, "user": MARK}),
+    ("/tokenize", {"prompt": MARK, "add_special_tokens": MARK}),
+    (f"/{MARK}", {"prompt": MARK}),
+)
+
+
+def post(url: str, body: bytes) -> str:
+    """What an HTTP request gets, refused or not."""
+    request = urllib.request.Request(url, body, {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return str(answer.read().decode())
+    except urllib.error.HTTPError as error:
+        return error.read().decode()
+
+
+def fail_in_every_way(cluster: Cluster, http: str) -> list[str]:
+    """Bodies good and bad, a deadline, a client that leaves, a killed worker; returns what another client was told meanwhile."""
+    for path, body in BODIES:
+        post(http + path, json.dumps(body).encode())
+    post(f"{http}/v1/completions", f'{{"prompt": "{MARK}", '.encode())
+    post(f"{http}/v1/completions", f'{{"prompt": "{MARK}'.encode() + b"\xff")
+    once = Retry(attempts=1)
+    with Client(cluster.address, retry=once) as client:
+        with suppress(ShoalError):
+            client.complete(MARK, sampling=LONG, timeout_s=0.2, request_id="late")
+        leaving = client.generate(MARK, sampling=LONG, request_id="left")
+        next(leaving)
+        leaving.close()  # type: ignore[attr-defined]
+    told: list[str] = []
+    begun = threading.Event()
+
+    def ask(prompt: str, words: list[str]) -> None:
+        try:
+            with Client(cluster.address, retry=once) as client:
+                for event in client.generate(prompt, sampling=LONG, timeout_s=30):
+                    begun.set()
+                    words.append(event.text if isinstance(event, Chunk) else str(event))
+        except ShoalError as error:
+            words.append(str(error))
+
+    both = [threading.Thread(target=ask, args=arguments) for arguments in ((MARK, []), ("another's words", told))]
+    for thread in both:
+        thread.start()
+    assert begun.wait(20)
+    epoch = cluster.workers()["decode-0"].epoch
+    cluster.worker_process("decode-0").kill()
+    for thread in both:
+        thread.join(60)
+    cluster.wait_for(lambda: (new := cluster.workers().get("decode-0")) and new.epoch > epoch and new.state == "ready", 90)
+    return told
+
+
+def processes(cluster: Cluster) -> list[str]:
+    """What anybody on the machine may read of the cluster's processes: command lines; and their environments."""
+    seen = []
+    for process in cluster.descendants():
+        with suppress(psutil.Error):
+            seen.append(" ".join([*process.cmdline(), *process.environ().values()]))
+    return seen
+
+
 def ray_logs(cluster: Cluster) -> list[Path]:
     """Ray keeps what its processes print in files of its own."""
     commands = [" ".join(process.cmdline()) for process in cluster.descendants()]
@@ -53,7 +129,8 @@ def ray_logs(cluster: Cluster) -> list[Path]:
 
 def test_every_process_names_the_request_and_no_line_holds_its_text(serve: Callable[..., Cluster], tiny_model: Path) -> None:
     options = ("--visibilities", "full,speed:2", "--kv-memory", "16MiB", "--log-level", "debug", "--log-format", "json")
-    cluster = serve("--model", str(tiny_model), *options)
+    http, metrics = f"127.0.0.1:{free_port('127.0.0.1')}", free_port("127.0.0.1")
+    cluster = serve("--model", str(tiny_model), "--http-listen", http, "--metrics-port", str(metrics), *options)
     texts = ask_everything(cluster.address)
     cluster.wait_until_idle()
     cluster.wait_for(lambda: cluster.log.read_text().count("reservation ended") >= 6)
@@ -69,11 +146,17 @@ def test_every_process_names_the_request_and_no_line_holds_its_text(serve: Calla
     assert {("router", "request accepted"), ("router", "request finished")} <= events
     refusals = [line["error"] for line in lines if str(line.get("request_id")).startswith("refused-")]
     assert len(refusals) == 5 and set(refusals) <= {"InvalidRequest", "NotFound", "Unsupported"}, "the class, without its words"
+    others = fail_in_every_way(cluster, f"http://{http}")
+    assert others
     written = [cluster.log, *ray_logs(cluster)]
     assert len(written) > 3
     ids = [", ".join(map(str, TOKEN_IDS[:3])), " ".join(map(str, TOKEN_IDS[:3])), ",".join(map(str, TOKEN_IDS[:3]))]
     secrets = [MARK, *ids, *(text[:12] for text in texts if len(text) >= 12)]
     assert len(secrets) > 4
-    for path in written:
-        content = path.read_text(errors="replace")
-        assert not [secret for secret in secrets if secret in content], path
+    pages = [http, *(f"127.0.0.1:{metrics + offset}" for offset in range(4))]
+    seen = {page: urllib.request.urlopen(f"http://{page}/metrics", timeout=10).read().decode() for page in pages}
+    assert all("shoal_build_info" in text for text in seen.values())
+    seen |= {str(path): path.read_text(errors="replace") for path in written}
+    seen |= {f"process {number}": text for number, text in enumerate(processes(cluster))}
+    seen["another client"] = " ".join(others)
+    assert not [(secret, where) for where, text in seen.items() for secret in secrets if secret in text]

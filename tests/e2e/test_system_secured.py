@@ -17,6 +17,7 @@ from shoal.pb.internal.v1 import worker_pb2, worker_pb2_grpc
 from shoal.rpc import error_from_rpc, open_sync_channel
 from tests.certificates import Authority
 from tests.e2e.conftest import Cluster
+from tests.e2e.secured import listening
 
 pytestmark = [
     pytest.mark.e2e,
@@ -47,9 +48,7 @@ def test_serve_with_everything_on(serve: Callable[..., Cluster], tiny_model: Pat
     secret = secret_file.read_text().strip()
     for process in cluster.descendants():
         assert secret not in " ".join(process.cmdline()) and secret not in " ".join(process.environ().values())
-    router = cluster.child("shoal.router")
-    hosts = {c.laddr.ip for c in router.net_connections("inet") if c.status == psutil.CONN_LISTEN}
-    assert {host.removeprefix("::ffff:") for host in hosts} == {"127.0.0.1"}
+    _check_what_listens(cluster, [worker.address for worker in workers])
     assert secret not in cluster.log.read_text() and token not in cluster.log.read_text()
 
     named = (("grpc.ssl_target_name_override", "shoal-cluster"),)
@@ -60,6 +59,23 @@ def test_serve_with_everything_on(serve: Callable[..., Cluster], tiny_model: Pat
             assert isinstance(_describe(channel), Unavailable)
     cluster.stop()
     assert not secret_file.parent.exists()
+
+
+def _check_what_listens(cluster: Cluster, workers: list[str]) -> None:
+    """As docs/security.md lists it: our sockets, each on loopback; the others are Ray's own."""
+    router, controller = cluster.child("shoal.router"), cluster.child("shoal.launch.controller")
+    assert set(listening(router).values()) == {"127.0.0.1"} and len(listening(router)) == 1, "the one door that was asked for"
+    ours = {port: host for port, host in listening(controller).items() if host == "127.0.0.1"}
+    assert ours, "the controller's gRPC"
+    for address in workers:
+        host, _, port = address.rpartition(":")
+        assert host == "127.0.0.1"
+        process = next(p for p in cluster.descendants() if int(port) in listening(p))
+        local = [where for where in listening(process).values() if where == "127.0.0.1"]
+        assert len(local) >= 2, "gRPC and Gloo"
+    for process in cluster.descendants():
+        elsewhere = {port: host for port, host in listening(process).items() if host != "127.0.0.1"}
+        assert not elsewhere or "ray" in " ".join(process.cmdline()).lower(), (process.cmdline(), elsewhere)
 
 
 def _flag(process: psutil.Process, name: str) -> Path:
