@@ -48,6 +48,7 @@ from shoal.visibility import Visibility
     show_default=True,
     help="Who keeps prefixes; needs a trace with hashes.",
 )
+@click.option("--block-size", type=click.IntRange(1), default=16, show_default=True, help="Tokens of a KV block.")
 @click.option("--max-wait", help="Refuse at once who would wait longer for a start, as `shoal serve` does after 60s.")
 @click.option("--local-prefill", type=int, default=0, show_default=True, help="Decode runs prompts below so many tokens itself.")
 @click.option("--local-fallback", is_flag=True, help="And all of them while no prefill worker is up.")
@@ -99,6 +100,7 @@ def cluster_of(names: Catalogues, flags: dict[str, Any]) -> ClusterSpec:
         link=link_of(names, flags["link_name"], flags["profile_name"]),
         num_nics=flags["nics"],
         fabric_bytes_per_s=parse_bandwidth(flags["fabric"]) if flags["fabric"] else None,
+        block_size=flags["block_size"],
         prefill_cache=flags["prefix_cache"] in ("prefill", "both"),
         decode_cache=flags["prefix_cache"] in ("decode", "both"),
         reserve_tokens=flags["max_tokens"],
