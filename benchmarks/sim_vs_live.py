@@ -10,8 +10,6 @@ of the live runs.
 
 import argparse
 import asyncio
-import random
-import statistics
 import sys
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from benchmarks.pinned_cluster import pinned_cluster, workers
 from shoal.client import AsyncClient
 from shoal.simulator.calibration.compare import Comparison, Setup, compare
 from shoal.simulator.calibration.fit import Fit, fit, notes_on_noise
-from shoal.simulator.calibration.measure import Programme, ask, measure
+from shoal.simulator.calibration.measure import Programme, measure
 from shoal.simulator.calibration.points import Measured, Residual, residuals
 from shoal.simulator.calibration.profile_file import write_profile
 from shoal.simulator.calibration.replay import LiveRun, replay
@@ -36,32 +34,6 @@ SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 
 def say(*words: object) -> None:
     print(*words, file=sys.stderr, flush=True)
-
-
-async def contention(client: AsyncClient, shown: Visibility, vocab: int) -> tuple[float, float, float, float]:
-    """Milliseconds of a decode step of two requests (prefill idle, prefill busy) and of a prompt of 512 (decode idle, busy)."""
-    rng = random.Random(7)
-
-    def prompt(num_tokens: int) -> list[int]:
-        return [rng.randrange(vocab) for _ in range(num_tokens)]
-
-    async def step_ms() -> float:
-        answers = await asyncio.gather(*(ask(client, prompt(128), 64, shown) for _ in range(2)))
-        return 1e3 * sum((each.last_s - each.first_s) / (each.moments[-1][1] - 1) for each in answers) / 2
-
-    async def prefill_ms(until: asyncio.Event | None) -> float:
-        taken: list[float] = []
-        while not taken or (len(taken) < 3 if until is None else not until.is_set()):
-            completion = (await ask(client, prompt(512), 1, shown)).completion
-            taken.append(completion.timings.prefill_ms if completion is not None else 0.0)
-        return statistics.median(taken)
-
-    alone_step, alone_prefill, done = await step_ms(), await prefill_ms(None), asyncio.Event()
-    feeding = asyncio.create_task(prefill_ms(done))
-    await asyncio.sleep(0.2)
-    busy_step = await step_ms()
-    done.set()
-    return alone_step, busy_step, alone_prefill, await feeding
 
 
 def trace(options: argparse.Namespace, measured: Measured, fitted: Fit) -> list[SimRequest]:
@@ -93,12 +65,6 @@ async def live(options: argparse.Namespace) -> tuple[Measured, Fit, Comparison]:
         loads = {load.pool: load for load in await client.loads()}
         memory = model.num_parameters * size + loads["decode"].num_total_blocks * decode.block_size * model.kv_token_bytes
         fitted = fit(measured, name="this-machine", source="benchmarks.sim_vs_live", gpu=None, link=None, memory_bytes=memory)
-        figures = await contention(client, shown[0], vocab)
-        say(
-            "step of 2: {:.1f} ms, {:.1f} while prefill computes; prompt of 512: {:.1f} ms, {:.1f} while decode steps".format(
-                *figures
-            )
-        )
         requests = trace(options, measured, fitted)
         runs: list[LiveRun] = []
         for index in range(options.runs):
@@ -186,6 +152,10 @@ def main() -> None:
     for row in rows:
         figures = f"{row.measured_ms:9.2f} {row.predicted_ms:9.2f} {100 * row.error:+6.1f}% ±{50 * row.spread:.0f}%"
         say(f"{row.what:24} {row.inputs:38} {figures}")
+    if (crowd := measured.crowd) is not None:
+        alone, beside = (f"{1e3 * crowd.step_alone.middle:.1f}", f"{1e3 * crowd.step_beside.middle:.1f}")
+        say(f"decode step {alone} ms alone, {beside} beside prefill; prompt {1e3 * crowd.prefill_alone.middle:.1f} ms alone,")
+        say(f"{1e3 * crowd.prefill_beside.middle:.1f} beside decode")
     say(fitted.profile, fitted.link)
     for note in [*fitted.notes, *notes_on_noise([(f"{row.what}, {row.inputs}", row.spread) for row in rows], 0.15)]:
         say("warning:", note)

@@ -9,7 +9,10 @@ from dataclasses import dataclass, fields, replace
 from shoal.errors import InvalidConfig
 from shoal.simulator.names import find
 
-_OVERHEADS = ("num_half_tokens", "layer_s", "step_s", "row_s", "request_s", "handoff_s", "transfer_step_s", "allreduce_s")
+_OVERHEADS = (
+    *("num_half_tokens", "layer_s", "step_s", "row_s", "request_s", "handoff_s", "transfer_step_s", "allreduce_s"),
+    *("crowd_prefill", "crowd_decode"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,10 @@ class Profile:
     transfer_step_s: float = 1.6e-6  # extra latency of one layer's message, beside the link's own
     allreduce_s: float = 1e-5  # latency of one all-reduce among tensor-parallel ranks
     memory: float = 0.9  # of device memory for weights and KV
+    crowd_prefill: float = (
+        0.0  # by how much a prefill step is longer while decode steps: pools that share one host's caches and cores
+    )
+    crowd_decode: float = 0.0  # by how much a decode step is longer while prefill steps
 
     def __post_init__(self) -> None:
         for share in ("gemm", "attention", "weight_read", "kv_read", "link", "memory"):

@@ -24,6 +24,10 @@ class ChunkCost:
     projections_s: float  # plain `pop`: K and V of the upper layers
     overhead_s: float  # t_step, before the first layer
 
+    def longer(self, factor: float) -> "ChunkCost":
+        """The same, stretched."""
+        return ChunkCost(self.layers_s * factor, self.projections_s * factor, self.overhead_s * factor)
+
     @property
     def total_s(self) -> float:
         return self.layers_s + self.projections_s + self.overhead_s

@@ -25,6 +25,7 @@ from shoal.simulator.transfer_cost import Wire, handoff_cost
 _UNKNOWNS = ("linear", "half", "attention", "step", "weights", "kv", "row")
 _ROUNDS = 20
 _LEAST_S = 1e-3  # exposed transfers below are weighed as if they took this long
+_LEAST_CROWDING = 0.03  # less is taken for noise
 _FASTEST = 1e15  # FLOP/s or bytes/s of what no point could tell from nothing
 
 
@@ -89,9 +90,22 @@ def fit(measured: Measured, *, name: str, source: str, gpu: Gpu | None, link: Li
         row_s=seconds["row"],
         memory=1.0,
     )
+    profile = replace(profile.changed(**_crowding(measured)), name=name)
     return _with_transfers(
         measured, Fit(gpu, link or Link(name, _FASTEST, 0.0, source), profile, tuple(notes)), is_given=bool(link)
     )
+
+
+def _crowding(measured: Measured) -> dict[str, float]:
+    """How much longer steps are while the other pool computes, where that is more than the noise of either."""
+    if measured.crowd is None:
+        return {}
+    point, found = measured.crowd, {}
+    sides = (("crowd_prefill", point.prefill_alone, point.prefill_beside), ("crowd_decode", point.step_alone, point.step_beside))
+    for name, alone, beside in sides:
+        longer = beside.middle / alone.middle - 1
+        found[name] = longer if longer > max(_LEAST_CROWDING, alone.spread / 2) else 0.0
+    return found
 
 
 def _extremes(measured: Measured) -> str:

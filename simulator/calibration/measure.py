@@ -15,7 +15,7 @@ from shoal.client import Chunk, Completion, Sampling
 from shoal.client.requests import Options, Prompt
 from shoal.errors import InternalError, InvalidConfig
 from shoal.placement.cost import kv_layer_tokens_read
-from shoal.simulator.calibration.points import DecodePoint, Measured, PrefillPoint, Sample
+from shoal.simulator.calibration.points import CrowdPoint, DecodePoint, Measured, PrefillPoint, Sample
 from shoal.simulator.model_spec import ModelSpec
 from shoal.visibility import Visibility
 
@@ -59,7 +59,7 @@ class Programme:
     @property
     def num_points(self) -> int:
         decode = len(self.batches) * len(self.contexts)
-        return len(self.visibilities) * len(self.lengths) + decode
+        return len(self.visibilities) * len(self.lengths) + decode + 1
 
 
 @dataclass(slots=True)
@@ -104,8 +104,10 @@ async def measure(
             step_s = decode[-1].step.middle if decode else prefill[0].other.middle
             decode.append(await _decode_point(client, model, programme, batch, context, alone_s, step_s, rng, vocab_size))
             done += 1
-    told("measured", done, done)
-    return Measured(model, tuple(prefill), tuple(decode), token_budget)
+    told("both pools at once", done, programme.num_points)
+    crowd = await _crowd_point(client, programme, rng, vocab_size)
+    told("measured", done + 1, done + 1)
+    return Measured(model, tuple(prefill), tuple(decode), token_budget, crowd)
 
 
 async def ask(client: Asks, token_ids: Sequence[int], max_tokens: int, visibility: Visibility) -> Timeline:
@@ -180,6 +182,35 @@ async def _decode_point(
         num_boundary = context - visibility.split(context).num_prefill_tokens
         read += kv_layer_tokens_read(model.shape, visibility, context, num_boundary + before + count // 2)
     return DecodePoint(visibility, batch, context, read, Sample(tuple(seconds)))
+
+
+async def _crowd_point(client: Asks, programme: Programme, rng: random.Random, vocab_size: int) -> CrowdPoint:
+    """Two requests step while prompts of a middling length are prefilled one after the other, and each of these alone."""
+    visibility, context = programme.visibilities[0], programme.contexts[0]
+    length = sorted(programme.lengths)[len(programme.lengths) // 2]
+
+    async def steps() -> list[float]:
+        prompts = [_prompt(rng, context, vocab_size) for _ in range(2)]
+        answers = await asyncio.gather(*(ask(client, prompt, programme.num_steps, visibility) for prompt in prompts))
+        return [(each.last_s - each.first_s) / max(1, each.moments[-1][1] - 1) for each in answers]
+
+    async def prefills(until: asyncio.Event | None) -> list[float]:
+        taken: list[float] = []
+        while not taken or (len(taken) < programme.repeats if until is None else not until.is_set()):
+            completion = (await ask(client, _prompt(rng, length, vocab_size), 1, visibility)).completion
+            assert completion is not None
+            taken.append(completion.timings.prefill_ms / 1e3)
+        return taken
+
+    alone, prefill_alone, done = [await steps() for _ in range(programme.repeats)], await prefills(None), asyncio.Event()
+    feeding = asyncio.create_task(prefills(done))
+    try:
+        beside = [await steps() for _ in range(programme.repeats)]
+    finally:
+        done.set()
+    prefill_beside = await feeding
+    samples = [[value for each in runs for value in each] for runs in (alone, beside)] + [prefill_alone, prefill_beside]
+    return CrowdPoint(*(Sample(tuple(values)) for values in samples))
 
 
 def _steps_between(timeline: Timeline, begin: float, end: float) -> tuple[int, float, float]:

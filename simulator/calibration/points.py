@@ -52,6 +52,16 @@ class DecodePoint:
 
 
 @dataclass(frozen=True, slots=True)
+class CrowdPoint:
+    """Steps of either pool while the other is idle, and while it computes."""
+
+    step_alone: Sample
+    step_beside: Sample
+    prefill_alone: Sample
+    prefill_beside: Sample
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """Everything that was measured of one deployment."""
 
@@ -59,6 +69,7 @@ class Measured:
     prefill: tuple[PrefillPoint, ...]
     decode: tuple[DecodePoint, ...]
     token_budget: int
+    crowd: CrowdPoint | None = None
 
 
 @dataclass(frozen=True, slots=True)

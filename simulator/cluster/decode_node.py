@@ -20,6 +20,7 @@ from shoal.simulator.cluster.histogram import LogHistogram
 from shoal.simulator.cluster.holders import Holders, Wanted
 from shoal.simulator.cluster.job import Job
 from shoal.simulator.cluster.life import Life
+from shoal.simulator.cluster.prefill_node import PrefillNode
 from shoal.simulator.cluster.prefix_cache import publish, query
 from shoal.simulator.step_cost import StepCost, StepWork
 from shoal.types import DType
@@ -60,6 +61,7 @@ class DecodeNode:
     door: Door
     is_colocated: bool = False
     life: Life = field(default_factory=Life)
+    neighbours: dict[str, PrefillNode] = field(default_factory=dict)  # who shares the host
     busy_s: float = 0.0
     row_seconds: float = 0.0
     prompt_s: float = 0.0  # of steps that carried prompt tokens (colocated)
@@ -100,7 +102,7 @@ class DecodeNode:
             self._add(job)
         if not self._is_stepping:
             return self._step(now)
-        return self._cut(now)
+        return self.replan(now)
 
     def num_generated(self, job: Job, now: float) -> int:
         """Tokens of a job sampled by `now`, those of a running burst included."""
@@ -145,7 +147,7 @@ class DecodeNode:
             return []
         self._plan += 1
         if num_projected or len(chunks) < len(self._batcher) or not all(self._runs(chunk) for chunk in chunks):
-            seconds = self.cost.step_s(self._work(chunks, num_projected))
+            seconds = self.cost.step_s(self._work(chunks, num_projected)) * self._crowding
             return [(now + seconds, partial(self._end_step, chunks, now, self._plan))]
         self._burst = self._plan_burst(chunks, now)
         return [(now + self._burst.seconds(self._burst.num_steps), partial(self._end_burst, self._plan))]
@@ -213,10 +215,21 @@ class DecodeNode:
             growth = (last - first) / (num_steps - 1)
         else:
             growth = len(rows) * self.cost.model.shape.num_layers
-        return Burst(now, base_s + first * self.cost.kv_pair_s, growth * self.cost.kv_pair_s, num_steps, chunks)
+        pair_s, crowding = self.cost.kv_pair_s, self._crowding
+        return Burst(now, (base_s + first * pair_s) * crowding, growth * pair_s * crowding, num_steps, chunks)
 
-    def _cut(self, now: float) -> list[Event]:
-        """Let a newcomer in at the end of the step now running."""
+    @property
+    def _crowding(self) -> float:
+        """How much longer a step is than alone on the host."""
+        is_crowded = any(node.is_stepping for node in self.neighbours.values())
+        return 1 + self.cost.machine.profile.crowd_decode if is_crowded else 1.0
+
+    @property
+    def is_stepping(self) -> bool:
+        return self._is_stepping
+
+    def replan(self, now: float) -> list[Event]:
+        """Somebody joins, or steps take another time from now on: plan anew at the end of the step now running."""
         burst = self._burst
         if burst is None:
             return []

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 from shoal.placement.batching import Batcher, Chunk, TokenCursor
 from shoal.placement.rates import WorkRate
@@ -18,6 +19,9 @@ from shoal.simulator.cluster.shipment import ChunkBytes, Shipments
 from shoal.simulator.step_cost import StepCost
 from shoal.types import DType
 
+if TYPE_CHECKING:
+    from shoal.simulator.cluster.decode_node import DecodeNode
+
 
 @dataclass(slots=True, eq=False)
 class PrefillNode:
@@ -32,6 +36,7 @@ class PrefillNode:
     latency_s: float  # of one message
     handoff_s: float  # constant per request
     life: Life = field(default_factory=Life)
+    neighbours: "dict[str, DecodeNode]" = field(default_factory=dict)  # who shares the host
     rate: WorkRate = field(default_factory=WorkRate)  # token-layers per second, as the live worker reports it
     busy_s: float = 0.0
     num_steps: int = 0
@@ -72,6 +77,14 @@ class PrefillNode:
         self.holders.clear(now)
         self._is_stepping = False
 
+    @property
+    def is_stepping(self) -> bool:
+        return self._is_stepping
+
+    def _tell(self, now: float) -> list[Event]:
+        """Decode steps on the same host are longer from now on, or shorter."""
+        return [event for node in self.neighbours.values() for event in node.replan(now)]
+
     def _forget(self, key: str) -> None:
         self._jobs.pop(key, None)
         self._batcher.remove(key)
@@ -86,20 +99,24 @@ class PrefillNode:
 
     def _step(self, now: float) -> list[Event]:
         chunks = self._batcher.next_step(self.token_budget, self.holders.max_running)
-        self._is_stepping = bool(chunks)
+        was_stepping, self._is_stepping = self._is_stepping, bool(chunks)
+        told = [] if was_stepping == self._is_stepping else self._tell(now)
         if not chunks:
-            return []
+            return told
         for chunk in chunks:
             job = self._jobs[chunk.key]
             if job.prefill_start_s is None:
                 job.prefill_start_s = now
         cost = self.cost.prefill_step([(chunk.start, chunk.stop) for chunk in chunks])
+        if any(node.is_stepping for node in self.neighbours.values()):
+            cost = cost.longer(1 + self.cost.machine.profile.crowd_prefill)
         self.busy_s += cost.total_s
         self.rate.ran(sum(chunk.num_tokens for chunk in chunks) * self.cost.depth, cost.total_s)
         self.num_steps += 1
         shipped = [self._shipped(chunk) for chunk in chunks]
         first_layer = now + cost.overhead_s + cost.layers_s / self.cost.depth
         return [
+            *told,
             (first_layer, partial(self._first_layer, chunks, shipped, self._epoch)),
             (now + cost.total_s, partial(self._end, chunks, shipped, self._epoch)),
         ]

@@ -18,7 +18,7 @@ from shoal.placement.cost import kv_layer_tokens_read
 from shoal.simulator.calibration.fit import Fit, fit, notes_on_noise
 from shoal.simulator.calibration.least_squares import non_negative
 from shoal.simulator.calibration.measure import Programme
-from shoal.simulator.calibration.points import DecodePoint, Measured, PrefillPoint, Sample, residuals
+from shoal.simulator.calibration.points import CrowdPoint, DecodePoint, Measured, PrefillPoint, Sample, residuals
 from shoal.simulator.calibration.profile_file import read_profile, write_profile
 from shoal.simulator.calibration.scatter import residual_svg
 from shoal.simulator.catalogues import Catalogues
@@ -157,3 +157,11 @@ def test_nobody_to_measure_ends_in_one_line(tmp_path: Path) -> None:
     assert result.exit_code != 0 and "127.0.0.1:9" in result.output and not (tmp_path / "x.yaml").exists()
     result = CliRunner().invoke(cli, ["calibrate", "--address", "127.0.0.1:9", "--lengths", "64"])
     assert result.exit_code == 2 and "at least two lengths" in result.output
+
+
+def test_pools_that_share_a_host_are_told_from_noise() -> None:
+    alone, longer, noisy = Sample((1.0, 1.02, 0.98)), Sample((1.3, 1.25, 1.2)), Sample((1.0, 1.5, 0.6))
+    found = fitted(replace(points(), crowd=CrowdPoint(alone, longer, alone, alone))).profile
+    assert found.crowd_decode == pytest.approx(0.25) and found.crowd_prefill == 0.0
+    assert fitted(replace(points(), crowd=CrowdPoint(noisy, longer, alone, alone))).profile.crowd_decode == 0.0
+    assert found.name == "mine"

@@ -1,5 +1,6 @@
 """Workers that die and pools that scale: nothing is lost, nothing is counted twice, the rule is placement's own."""
 
+import io
 from dataclasses import asdict, replace
 from itertools import pairwise
 
@@ -13,10 +14,11 @@ from shoal.placement.autoscale import AutoscalePolicy
 from shoal.placement.disaggregate import DisaggregationRule
 from shoal.simulator.cluster import autoscaler
 from shoal.simulator.cluster.simulate import simulate
-from shoal.simulator.cluster.spec import AutoscaleSpec, ClusterSpec, Failure, FailureSpec
+from shoal.simulator.cluster.spec import AutoscaleSpec, ClusterSpec, Failure, FailureSpec, PoolSpec
+from shoal.simulator.machine import Machine
 from shoal.simulator.workload.distributions import Arrivals, Lengths, drawn
 from shoal.simulator.workload.requests import SimRequest
-from tests.unit.test_simulator_cluster import cluster, load
+from tests.unit.test_simulator_cluster import MACHINE, cluster, load
 
 DEATHS = FailureSpec(mtbf_s=4.0, restart_s=1.0)
 
@@ -168,3 +170,19 @@ def test_who_would_wait_too_long_is_refused_at_once_by_placements_rule(monkeypat
     assert bounded.ttft_s.p99 is not None and bounded.ttft_s.p99 < 2 and bounded.goodput_per_s > endless.goodput_per_s
     monkeypatch.setattr(WaitBounds, "bound_s", property(lambda self: 2 * self.max_wait_s))
     assert bounded.num_refused > simulate(cluster(max_wait_s=1.0), iter(requests)).num_refused > 0
+
+
+def test_pools_on_one_host_slow_each_other_down_while_both_compute() -> None:
+    requests = [SimRequest(0.0, 100, 400), SimRequest(1.0, 16_000, 2)]
+    free = simulate(cluster(), iter(requests))
+    crowded = Machine(MACHINE.gpu, MACHINE.profile.changed(crowd_prefill=0.5, crowd_decode=1.0))
+    pools = {"prefill": (PoolSpec(crowded, 1),), "decode": (PoolSpec(crowded, 1),)}
+    lines = [io.StringIO(), io.StringIO()]
+    free = simulate(cluster(), iter(requests), lines=lines[0])
+    shared = simulate(replace(cluster(), **pools), iter(requests), lines=lines[1])  # type: ignore[arg-type]
+    rows = [{row.split(",")[0]: row.split(",") for row in out.getvalue().splitlines()[1:]} for out in lines]
+    prefill_s = [float(each["2"][8]) for each in rows]
+    assert prefill_s[1] == pytest.approx(1.5 * prefill_s[0], rel=1e-6)  # the first request steps all the while
+    longer_s = float(rows[1]["1"][12]) - float(rows[0]["1"][12])
+    assert longer_s == pytest.approx(prefill_s[1] / 2, rel=0.1)  # in that time it made half the steps
+    assert free.num_finished == shared.num_finished == 2
