@@ -10,15 +10,20 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
 
 from shoal.config.worker import Pool, WorkerConfig
+from shoal.controller.descendants import die_with_parent
 from shoal.router.main import SERVING
 
 
 async def _spawn(arguments: Sequence[str], cpus: Collection[int]) -> asyncio.subprocess.Process:
+    def begin() -> None:
+        die_with_parent()
+        os.sched_setaffinity(0, cpus)
+
     return await asyncio.create_subprocess_exec(
         sys.executable,
         *arguments,
         stdout=asyncio.subprocess.PIPE,
-        preexec_fn=lambda: os.sched_setaffinity(0, cpus),
+        preexec_fn=begin,
     )
 
 
