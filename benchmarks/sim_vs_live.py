@@ -152,10 +152,13 @@ def main() -> None:
     for row in rows:
         figures = f"{row.measured_ms:9.2f} {row.predicted_ms:9.2f} {100 * row.error:+6.1f}% ±{50 * row.spread:.0f}%"
         say(f"{row.what:24} {row.inputs:38} {figures}")
-    if (crowd := measured.crowd) is not None:
-        alone, beside = (f"{1e3 * crowd.step_alone.middle:.1f}", f"{1e3 * crowd.step_beside.middle:.1f}")
-        say(f"decode step {alone} ms alone, {beside} beside prefill; prompt {1e3 * crowd.prefill_alone.middle:.1f} ms alone,")
-        say(f"{1e3 * crowd.prefill_beside.middle:.1f} beside decode")
+    for crowd in measured.crowd:
+        ms = [
+            f"{1e3 * each.middle:.1f}"
+            for each in (crowd.step_alone, crowd.step_beside, crowd.prefill_alone, crowd.prefill_beside)
+        ]
+        words = f"step {ms[0]} ms alone, {ms[1]} beside prefill; prompt {ms[2]} ms alone, {ms[3]} beside decode"
+        say(f"prompts of {crowd.num_prompt_tokens} every {1e3 * crowd.interval_s:.0f} ms: {words}")
     say(fitted.profile, fitted.link)
     for note in [*fitted.notes, *notes_on_noise([(f"{row.what}, {row.inputs}", row.spread) for row in rows], 0.15)]:
         say("warning:", note)

@@ -11,7 +11,7 @@ from shoal.simulator.names import find
 
 _OVERHEADS = (
     *("num_half_tokens", "layer_s", "step_s", "row_s", "request_s", "handoff_s", "transfer_step_s", "allreduce_s"),
-    *("crowd_prefill", "crowd_decode"),
+    *("crowd_prefill", "crowd_decode", "join_s"),
 )
 
 
@@ -38,7 +38,8 @@ class Profile:
     crowd_prefill: float = (
         0.0  # by how much a prefill step is longer while decode steps: pools that share one host's caches and cores
     )
-    crowd_decode: float = 0.0  # by how much a decode step is longer while prefill steps
+    crowd_decode: float = 0.0  # share of decode's time that prefill's steps take from it meanwhile
+    join_s: float = 0.0  # of decode's time, per request: what taking in its KV takes from the steps of others
 
     def __post_init__(self) -> None:
         for share in ("gemm", "attention", "weight_read", "kv_read", "link", "memory"):

@@ -22,7 +22,7 @@ from shoal.simulator.request_cost import first_step_s
 from shoal.simulator.step_cost import StepCost, chunks
 from shoal.simulator.transfer_cost import Wire, handoff_cost
 
-_UNKNOWNS = ("linear", "half", "attention", "step", "weights", "kv", "row")
+_UNKNOWNS = ("linear", "half", "attention", "step", "weights", "kv", "row", "prompt")
 _ROUNDS = 20
 _LEAST_S = 1e-3  # exposed transfers below are weighed as if they took this long
 _LEAST_CROWDING = 0.03  # less is taken for noise
@@ -88,6 +88,7 @@ def fit(measured: Measured, *, name: str, source: str, gpu: Gpu | None, link: Li
         num_half_tokens=seconds["half"] / seconds["linear"],
         step_s=seconds["step"],
         row_s=seconds["row"],
+        request_s=seconds["prompt"],
         memory=1.0,
     )
     profile = replace(profile.changed(**_crowding(measured)), name=name)
@@ -97,15 +98,22 @@ def fit(measured: Measured, *, name: str, source: str, gpu: Gpu | None, link: Li
 
 
 def _crowding(measured: Measured) -> dict[str, float]:
-    """How much longer steps are while the other pool computes, where that is more than the noise of either."""
-    if measured.crowd is None:
+    """What the pools take from each other, where it is more than the noise.
+
+    Of decode's time, 1 − alone / beside is lost: crowd_decode of the time that prefill steps, and join_s for each request.
+    """
+    if not measured.crowd:
         return {}
-    point, found = measured.crowd, {}
-    sides = (("crowd_prefill", point.prefill_alone, point.prefill_beside), ("crowd_decode", point.step_alone, point.step_beside))
-    for name, alone, beside in sides:
-        longer = beside.middle / alone.middle - 1
-        found[name] = longer if longer > max(_LEAST_CROWDING, alone.spread / 2) else 0.0
-    return found
+    rows, lost = [], []
+    for point in measured.crowd:
+        share = 1 - point.step_alone.middle / point.step_beside.middle
+        lost.append(share if share > max(_LEAST_CROWDING, point.step_alone.spread / 2) else 0.0)
+        rows.append([min(1.0, point.prefill_beside.middle / point.interval_s), 1 / point.interval_s])
+    crowd_decode, join_s = map(float, non_negative(np.array(rows), np.array(lost)))
+    longer = [point.prefill_beside.middle / point.prefill_alone.middle - 1 for point in measured.crowd]
+    noise = max(_LEAST_CROWDING, *(point.prefill_alone.spread / 2 for point in measured.crowd))
+    crowd_prefill = median(longer)
+    return {"crowd_decode": crowd_decode, "join_s": join_s, "crowd_prefill": crowd_prefill if crowd_prefill > noise else 0.0}
 
 
 def _extremes(measured: Measured) -> str:
@@ -163,7 +171,7 @@ def _prefill_parts(cost: StepCost, point: PrefillPoint, token_budget: int) -> tu
         for weights in sizes:
             linear = {"linear": 2.0 * (stop - start) * weights, "half": 2.0 * weights}
             parts.append(_Part(linear, {"weights": weights * model.weight_bytes}))
-    return parts, {"attention": float(pairs * model.attention_pair_flops), "step": float(len(steps))}
+    return parts, {"attention": float(pairs * model.attention_pair_flops), "step": float(len(steps)), "prompt": 1.0}
 
 
 def _decode_parts(cost: StepCost, point: DecodePoint) -> tuple[list[_Part], dict[str, float]]:
@@ -220,7 +228,8 @@ def _with_transfers(measured: Measured, fitted: Fit, *, is_given: bool) -> Fit:
         each.other.middle - first_step_s(StepCost(measured.model, fitted.machine, each.visibility), each.num_prompt_tokens)
         for each in measured.prefill
     )
-    profile = fitted.profile.changed(link=share, handoff_s=handoff_s, transfer_step_s=0.0, request_s=max(0.0, request_s))
+    request_s = max(0.0, request_s) + fitted.profile.request_s  # what a prompt takes of prefill's queue, whatever its length
+    profile = fitted.profile.changed(link=share, handoff_s=handoff_s, transfer_step_s=0.0, request_s=request_s)
     return Fit(fitted.gpu, link, replace(profile, name=fitted.profile.name), tuple(notes))
 
 

@@ -105,7 +105,8 @@ async def measure(
             decode.append(await _decode_point(client, model, programme, batch, context, alone_s, step_s, rng, vocab_size))
             done += 1
     told("both pools at once", done, programme.num_points)
-    crowd = await _crowd_point(client, programme, rng, vocab_size)
+    ends = (min(programme.lengths), max(programme.lengths))
+    crowd = tuple([await _crowd_point(client, programme, length, rng, vocab_size) for length in ends])
     told("measured", done + 1, done + 1)
     return Measured(model, tuple(prefill), tuple(decode), token_budget, crowd)
 
@@ -184,10 +185,9 @@ async def _decode_point(
     return DecodePoint(visibility, batch, context, read, Sample(tuple(seconds)))
 
 
-async def _crowd_point(client: Asks, programme: Programme, rng: random.Random, vocab_size: int) -> CrowdPoint:
-    """Two requests step while prompts of a middling length are prefilled one after the other, and each of these alone."""
+async def _crowd_point(client: Asks, programme: Programme, length: int, rng: random.Random, vocab_size: int) -> CrowdPoint:
+    """Two requests step while prompts of one length are prefilled one after the other, and each of these alone."""
     visibility, context = programme.visibilities[0], programme.contexts[0]
-    length = sorted(programme.lengths)[len(programme.lengths) // 2]
 
     async def steps() -> list[float]:
         prompts = [_prompt(rng, context, vocab_size) for _ in range(2)]
@@ -203,14 +203,15 @@ async def _crowd_point(client: Asks, programme: Programme, rng: random.Random, v
         return taken
 
     alone, prefill_alone, done = [await steps() for _ in range(programme.repeats)], await prefills(None), asyncio.Event()
-    feeding = asyncio.create_task(prefills(done))
+    begin, feeding = time.perf_counter(), asyncio.create_task(prefills(done))
     try:
         beside = [await steps() for _ in range(programme.repeats)]
     finally:
         done.set()
     prefill_beside = await feeding
+    interval_s = (time.perf_counter() - begin) / len(prefill_beside)
     samples = [[value for each in runs for value in each] for runs in (alone, beside)] + [prefill_alone, prefill_beside]
-    return CrowdPoint(*(Sample(tuple(values)) for values in samples))
+    return CrowdPoint(length, interval_s, *(Sample(tuple(values)) for values in samples))
 
 
 def _steps_between(timeline: Timeline, begin: float, end: float) -> tuple[int, float, float]:

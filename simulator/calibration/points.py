@@ -53,8 +53,10 @@ class DecodePoint:
 
 @dataclass(frozen=True, slots=True)
 class CrowdPoint:
-    """Steps of either pool while the other is idle, and while it computes."""
+    """Steps of either pool while the other is idle, and while it prefills prompts of one length, one every `interval_s`."""
 
+    num_prompt_tokens: int
+    interval_s: float
     step_alone: Sample
     step_beside: Sample
     prefill_alone: Sample
@@ -69,7 +71,7 @@ class Measured:
     prefill: tuple[PrefillPoint, ...]
     decode: tuple[DecodePoint, ...]
     token_budget: int
-    crowd: CrowdPoint | None = None
+    crowd: tuple[CrowdPoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +90,6 @@ class Residual:
         return self.predicted_ms / self.measured_ms - 1 if self.measured_ms > 0 else 0.0
 
 
-def predicted_prefill_s(cost: StepCost, point: PrefillPoint, token_budget: int) -> float:
-    """Formula 1, in the chunks that the worker cuts."""
-    num_prefill = point.visibility.split(point.num_prompt_tokens).num_prefill_tokens
-    return cost.prefill_s(num_prefill, chunk_tokens=token_budget)
-
-
 def predicted_step_s(cost: StepCost, point: DecodePoint) -> float:
     """Formula 2."""
     return cost.step_s(StepWork(num_rows=point.batch, num_kv_layer_tokens=point.num_kv_layer_tokens))
@@ -105,12 +101,13 @@ def residuals(measured: Measured, machine: Machine, wire: Wire) -> list[Residual
     for point in measured.prefill:
         cost = StepCost(measured.model, machine, point.visibility)
         inputs = f"{point.visibility.policy}, {point.num_prompt_tokens:,} tokens"
-        seconds = predicted_prefill_s(cost, point, measured.token_budget)
-        rows.append(_row("prefill", inputs, point.prefill, seconds))
+        num_prefill = point.visibility.split(point.num_prompt_tokens).num_prefill_tokens
+        seconds = cost.prefill_s(num_prefill, chunk_tokens=measured.token_budget)
         exposed = handoff_cost(cost, wire, point.num_prompt_tokens, chunk_tokens=measured.token_budget).exposed_s
         rows.append(_row("exposed transfer", f"{inputs}, {point.wire_bytes / 1e6:.2f} MB", point.exposed, exposed))
         first = first_step_s(cost, point.num_prompt_tokens) + machine.profile.request_s
-        rows.append(_row("request and first step", inputs, point.other, first))
+        both = Sample(tuple(a + b for a, b in zip(point.prefill.seconds, point.other.seconds, strict=True)))
+        rows.append(_row("TTFT but for the transfer", inputs, both, seconds + first))
     for each in measured.decode:
         seconds = predicted_step_s(StepCost(measured.model, machine, each.visibility), each)
         inputs = f"{each.visibility.policy}, {each.batch} × {each.num_prompt_tokens:,} tokens"

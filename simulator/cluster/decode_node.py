@@ -221,8 +221,7 @@ class DecodeNode:
     @property
     def _crowding(self) -> float:
         """How much longer a step is than alone on the host."""
-        is_crowded = any(node.is_stepping for node in self.neighbours.values())
-        return 1 + self.cost.machine.profile.crowd_decode if is_crowded else 1.0
+        return 1 / (1 - min(0.9, sum(node.presses for node in self.neighbours.values())))
 
     @property
     def is_stepping(self) -> bool:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from shoal.simulator.cluster.decode_node import DecodeNode
 
 
+_MOST = 0.9  # of a neighbour's time
+
+
 @dataclass(slots=True, eq=False)
 class PrefillNode:
     """Chunks of prompts in, bytes out. `submit` and `release` are called by the front door."""
@@ -37,6 +40,7 @@ class PrefillNode:
     handoff_s: float  # constant per request
     life: Life = field(default_factory=Life)
     neighbours: "dict[str, DecodeNode]" = field(default_factory=dict)  # who shares the host
+    presses: float = 0.0  # share of the neighbours' time that the step now running takes from them
     rate: WorkRate = field(default_factory=WorkRate)  # token-layers per second, as the live worker reports it
     busy_s: float = 0.0
     num_steps: int = 0
@@ -75,7 +79,7 @@ class PrefillNode:
         for key in list(self._jobs):
             self._forget(key)
         self.holders.clear(now)
-        self._is_stepping = False
+        self._is_stepping, self.presses = False, 0.0
 
     @property
     def is_stepping(self) -> bool:
@@ -100,16 +104,22 @@ class PrefillNode:
     def _step(self, now: float) -> list[Event]:
         chunks = self._batcher.next_step(self.token_budget, self.holders.max_running)
         was_stepping, self._is_stepping = self._is_stepping, bool(chunks)
-        told = [] if was_stepping == self._is_stepping else self._tell(now)
         if not chunks:
-            return told
+            self.presses = 0.0
+            return self._tell(now) if was_stepping else []
+        told: list[Event] = []
         for chunk in chunks:
             job = self._jobs[chunk.key]
             if job.prefill_start_s is None:
                 job.prefill_start_s = now
         cost = self.cost.prefill_step([(chunk.start, chunk.stop) for chunk in chunks])
+        profile = self.cost.machine.profile
         if any(node.is_stepping for node in self.neighbours.values()):
-            cost = cost.longer(1 + self.cost.machine.profile.crowd_prefill)
+            cost = cost.longer(1 + profile.crowd_prefill)
+        if self.neighbours:
+            joining = sum(chunk.num_tokens / self._jobs[chunk.key].num_prefill_tokens for chunk in chunks)
+            self.presses = min(_MOST, profile.crowd_decode + profile.join_s * joining / cost.total_s)
+            told = self._tell(now)
         self.busy_s += cost.total_s
         self.rate.ran(sum(chunk.num_tokens for chunk in chunks) * self.cost.depth, cost.total_s)
         self.num_steps += 1

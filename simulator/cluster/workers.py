@@ -47,7 +47,7 @@ class Workers:
         node = DecodeNode(name, cost, holders, pool.token_budget, self.gaps, self.door, spec.is_colocated, Life(now))
         self.door.ports[name] = Port(name, 1.0 if spec.is_colocated else self._wire(pool).bytes_per_s)
         self.door.decode[name] = node
-        if pool.machine.profile.crowd_decode:
+        if pool.machine.profile.crowd_decode or pool.machine.profile.join_s:
             node.neighbours = self.door.prefill
         return node
 
@@ -62,7 +62,8 @@ class Workers:
             name, cost, holders, self.network, port, pool.token_budget, wire.latency_s, wire.handoff_s, Life(now)
         )  # fmt: skip
         self.door.prefill[name] = node
-        if pool.machine.profile.crowd_prefill or pool.machine.profile.crowd_decode:
+        profile = pool.machine.profile
+        if profile.crowd_prefill or profile.crowd_decode or profile.join_s:
             node.neighbours = self.door.decode
         return node
 

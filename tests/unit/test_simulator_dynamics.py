@@ -175,7 +175,7 @@ def test_who_would_wait_too_long_is_refused_at_once_by_placements_rule(monkeypat
 def test_pools_on_one_host_slow_each_other_down_while_both_compute() -> None:
     requests = [SimRequest(0.0, 100, 400), SimRequest(1.0, 16_000, 2)]
     free = simulate(cluster(), iter(requests))
-    crowded = Machine(MACHINE.gpu, MACHINE.profile.changed(crowd_prefill=0.5, crowd_decode=1.0))
+    crowded = Machine(MACHINE.gpu, MACHINE.profile.changed(crowd_prefill=0.5, crowd_decode=0.5))
     pools = {"prefill": (PoolSpec(crowded, 1),), "decode": (PoolSpec(crowded, 1),)}
     lines = [io.StringIO(), io.StringIO()]
     free = simulate(cluster(), iter(requests), lines=lines[0])
