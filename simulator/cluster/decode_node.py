@@ -12,7 +12,8 @@ from typing import Final, Protocol
 
 from shoal.placement.batching import Batcher, Chunk, TokenCursor
 from shoal.placement.cost import kv_layer_tokens_read, request_cost
-from shoal.placement.reservation import decode_reservation
+from shoal.placement.preemption import Holder, choose_victim, num_first_tokens
+from shoal.placement.reservation import check_fits_ever, decode_reservation
 from shoal.placement.tables import KvLayout
 from shoal.simulator.cluster.burst import Burst
 from shoal.simulator.cluster.events import Event
@@ -23,7 +24,7 @@ from shoal.simulator.cluster.life import Life
 from shoal.simulator.cluster.prefill_node import PrefillNode
 from shoal.simulator.cluster.prefix_cache import publish, query
 from shoal.simulator.step_cost import StepCost, StepWork
-from shoal.types import DType
+from shoal.types import USUAL_TURN, DType
 from shoal.visibility import VisibilityKind
 
 _LONGEST_BURST: Final = 4096  # steps
@@ -33,6 +34,8 @@ class Door(Protocol):
     """Who is told what becomes of a job."""
 
     def reserved_later(self, job: Job, now: float) -> Event: ...
+
+    def preempted(self, job: Job, now: float) -> list[Event]: ...
 
     def finished(self, job: Job, now: float) -> list[Event]: ...
 
@@ -60,6 +63,7 @@ class DecodeNode:
     gaps: LogHistogram
     door: Door
     is_colocated: bool = False
+    preempts: bool = False
     life: Life = field(default_factory=Life)
     neighbours: dict[str, PrefillNode] = field(default_factory=dict)  # who shares the host
     busy_s: float = 0.0
@@ -87,10 +91,22 @@ class DecodeNode:
             job.max_tokens - job.num_replayed,
             num_replay_tokens=job.num_replayed,
         )
+        if self.preempts:
+            check_fits_ever(size, self.holders.blocks.num_blocks)
+            num_first = num_first_tokens(job.max_tokens, job.num_replayed, self.holders.block_size)
+            size = decode_reservation(
+                shape,
+                DType.BFLOAT16,
+                self.holders.block_size,
+                visibility,
+                job.num_prompt_tokens,
+                num_first - job.num_replayed,
+                num_replay_tokens=job.num_replayed,
+            )
         found = (
             query(job, shape, visibility, self.holders.block_size, of_prefill=False) if self.holders.cache is not None else None
         )
-        return self.holders.reserve(job, Wanted(layout, size, found), now)
+        return self.holders.reserve(job, Wanted(layout, size, found, resumes=job.num_preempted > 0), now)
 
     def begin(self, job: Job, now: float) -> list[Event]:
         """All KV the request needs is here (or, colocated, its prompt is due)."""
@@ -113,7 +129,10 @@ class DecodeNode:
         return row.num_generated + running
 
     def cancel(self, job: Job, now: float) -> list[Event]:
-        """The job's prefill leg has failed: it has no row yet."""
+        """The job goes on elsewhere: its prefill leg has failed, or it was preempted. No step runs that it takes part in."""
+        self._rows.pop(job.key, None)
+        self._batcher.remove(job.key)
+        self._projections = deque(due for due in self._projections if due[0] is not job)
         return self._admitted(self.holders.cancel(job, now), now)
 
     def fail(self, now: float) -> None:
@@ -139,18 +158,31 @@ class DecodeNode:
         num_done = job.num_decode_cached if job.is_local else job.num_prefill_tokens
         self._batcher.add(TokenCursor(job.key, 0, num_known=job.num_known_tokens, num_computed=num_done))
 
+    def _grow(self, now: float) -> list[Event]:
+        """As the live worker: room for what every row knows, the most senior first; the least senior gives way."""
+        self.holders.is_closed = self._is_stepping = True
+        events: list[Event] = []
+        for row in sorted(self._rows.values(), key=lambda row: _holder(row.job).seniority):
+            num_tokens = row.job.num_prompt_tokens + row.num_generated
+            while row.job.key in self._rows and not self.holders.grow(row.job, num_tokens, now):
+                held = {job.key: job for job in self.holders.jobs}
+                victim = choose_victim(_holder(job) for job in held.values())
+                events += self.door.preempted(held[victim.key], now)
+        return events + self._admitted(self.holders.open(now), now)
+
     def _step(self, now: float) -> list[Event]:
+        grown = self._grow(now) if self.preempts else []
         num_projected = self._take_projections()
         chunks = self._batcher.next_step(self.token_budget, self.holders.max_running)
         self._is_stepping = bool(chunks) or num_projected > 0
         if not self._is_stepping:
-            return []
+            return grown
         self._plan += 1
         if num_projected or len(chunks) < len(self._batcher) or not all(self._runs(chunk) for chunk in chunks):
             seconds = self.cost.step_s(self._work(chunks, num_projected)) * self._crowding
-            return [(now + seconds, partial(self._end_step, chunks, now, self._plan))]
+            return [*grown, (now + seconds, partial(self._end_step, chunks, now, self._plan))]
         self._burst = self._plan_burst(chunks, now)
-        return [(now + self._burst.seconds(self._burst.num_steps), partial(self._end_burst, self._plan))]
+        return [*grown, (now + self._burst.seconds(self._burst.num_steps), partial(self._end_burst, self._plan))]
 
     def _runs(self, chunk: Chunk) -> bool:
         """Whether the chunk is the next single token of a request that has begun."""
@@ -206,6 +238,9 @@ class DecodeNode:
     def _plan_burst(self, chunks: tuple[Chunk, ...], now: float) -> Burst:
         rows = [self._rows[chunk.key] for chunk in chunks]
         num_steps = min(min(row.job.num_output_tokens - row.num_generated for row in rows), _LONGEST_BURST)
+        if self.preempts:
+            known = [(row.job, row.job.num_prompt_tokens + row.num_generated) for row in rows]
+            num_steps = min(num_steps, 1 + min(self.holders.num_steps_left(*each) for each in known))
         base_s = self._base_s.get(len(rows))
         if base_s is None:
             base_s = self._base_s[len(rows)] = self.cost.step_s(StepWork(num_rows=len(rows)))
@@ -328,3 +363,7 @@ class DecodeNode:
         self.busy_s += seconds
         self.row_seconds += num_rows * seconds
         self.num_tokens += num_tokens
+
+
+def _holder(job: Job) -> Holder:
+    return Holder(job.key, USUAL_TURN.priority.rank, job.arrival_s)

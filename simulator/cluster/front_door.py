@@ -102,7 +102,7 @@ class FrontDoor:
             return [(now + self.request_s, partial(self._dispatch, job)), *self._next_arrival()]
         return self._dispatch(job, now) + self._next_arrival()
 
-    def retry(self, job: Job, num_generated: int, now: float) -> list[Event]:
+    def retry(self, job: Job, num_generated: int, now: float, *, is_preempted: bool = False) -> list[Event]:
         """A worker of the job has died: the other leg is cancelled, and it goes on elsewhere with what was generated replayed."""
         decode, prefill = job.decode, job.prefill
         self._forget(job)
@@ -111,11 +111,16 @@ class FrontDoor:
             events += prefill.cancel(job, now)
         if decode is not None and decode.life.is_up:
             events += decode.cancel(job, now)
-        job.begin_again(num_generated)
+        job.begin_again(num_generated, is_preempted=is_preempted)
         if job.num_retries > self.max_retries:
             self.ended(job, "worker failed")
             return events
         return events + self._dispatch(job, now)
+
+    def preempted(self, job: Job, now: float) -> list[Event]:
+        """Its blocks were needed: it gives them up and stands in line again, wherever it is then sent."""
+        assert job.decode is not None
+        return self.retry(job, job.decode.num_generated(job, now), now, is_preempted=True)
 
     def jobs_of(self, name: str) -> list[Job]:
         """Who has something on a worker, in order of arrival."""

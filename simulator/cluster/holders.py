@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from shoal.errors import CapacityExceeded, InternalError
 from shoal.placement.blocks import BlockIds, BlockPool
 from shoal.placement.fair_queue import FairQueue
+from shoal.placement.preemption import headroom_blocks
 from shoal.placement.prefix_cache import PrefixCache, PrefixHit, PrefixQuery
 from shoal.placement.rates import HoldTimes
 from shoal.placement.reservation import ReservationSize, check_fits_ever
@@ -20,6 +21,7 @@ from shoal.types import USUAL_TURN
 class Holding:
     """One request's blocks on one worker."""
 
+    job: Job
     tables: RequestTables
     state_blocks: BlockIds
     since_s: float
@@ -33,6 +35,7 @@ class Wanted:
     layout: KvLayout
     size: ReservationSize
     query: PrefixQuery | None = None
+    resumes: bool = False  # goes on with what had begun: ahead of its line
 
 
 @dataclass(slots=True)
@@ -45,6 +48,8 @@ class Holders:
     max_running: int
     max_queued: int
     cache: PrefixCache | None = None
+    num_layers_to_grow: int = 0  # preemption: each that runs may need one more block in so many layers
+    is_closed: bool = False  # nobody is let in
     block_seconds: float = 0.0
     peak_blocks: int = 0
     _holdings: dict[str, Holding] = field(default_factory=dict)
@@ -69,7 +74,7 @@ class Holders:
             return True
         if len(self._waiting) >= self.max_queued:
             raise CapacityExceeded(f"{size.num_blocks} KV blocks needed, {len(self._waiting)} requests wait already; retry later")
-        self._waiting.push(job, USUAL_TURN, size.num_blocks + self._state_blocks(size))
+        self._waiting.push(job, USUAL_TURN, size.num_blocks + self._state_blocks(size), resumes=wanted.resumes)
         if self._waiting.pop(lambda waiter: waiter is job and self._fits(wanted)) is not None:  # those before it do not fit
             self._take(job, wanted, now)
             return True
@@ -79,6 +84,11 @@ class Holders:
     def num_cached_tokens(self, job: Job) -> int:
         """How much of a holding job's prompt was here before it."""
         return self._holdings[job.key].num_cached_tokens
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Who holds blocks."""
+        return [holding.job for holding in self._holdings.values()]
 
     def tables(self, job: Job) -> RequestTables:
         """Where a holding job's KV is."""
@@ -102,6 +112,30 @@ class Holders:
         holding.tables.release()
         self._hold_times.ended(now - holding.since_s)
         return self._admit(now)
+
+    def open(self, now: float) -> list[Job]:
+        """Let jobs in again; names those whose turn has come."""
+        self.is_closed = False
+        return self._admit(now)
+
+    def grow(self, job: Job, num_tokens: int, now: float) -> bool:
+        """Room for so many tokens of a holding job; False, and nothing changes, when blocks are short."""
+        self._account(now)
+        tables = self._holdings[job.key].tables
+        try:
+            tables.reserve(num_tokens, tables.layout.num_upper_slots(num_tokens))
+        except CapacityExceeded:
+            return False
+        self.peak_blocks = max(self.peak_blocks, self.blocks.num_used)
+        return True
+
+    def num_steps_left(self, job: Job, num_tokens: int) -> int:
+        """How many tokens beyond `num_tokens` a holding job may come to know before it must grow."""
+        tables = self._holdings[job.key].tables
+        room = tables.lower.num_slots - num_tokens
+        if tables.layout.upper_layers:
+            room = min(room, tables.upper.num_slots - tables.layout.num_upper_slots(num_tokens))
+        return room
 
     def cancel(self, job: Job, now: float) -> list[Job]:
         """Take a job out, holding or waiting; names the jobs whose turn has come. Harmless when it is not here."""
@@ -156,7 +190,7 @@ class Holders:
         return admitted
 
     def _fits(self, wanted: Wanted) -> bool:
-        if len(self._holdings) >= self.max_running:
+        if self.is_closed or len(self._holdings) >= self.max_running:
             return False
         return self._has_room(wanted.size, self._match(wanted)) or self._has_room(wanted.size, None)
 
@@ -165,7 +199,7 @@ class Holders:
 
     def _has_room(self, size: ReservationSize, hit: PrefixHit | None) -> bool:
         """As the live worker counts: what is shared needs no room, and nothing that is shared or to be copied may be given up."""
-        needed = size.num_blocks + self._state_blocks(size)
+        needed = size.num_blocks + self._state_blocks(size) + headroom_blocks(len(self._holdings), self.num_layers_to_grow)
         if hit is None:
             return needed <= self.blocks.num_available
         shared, cached = hit.blocks.reshape(-1), self.blocks.count_cached
@@ -184,7 +218,7 @@ class Holders:
             tables.share(hit.blocks)
         tables.reserve(size.num_lower_slots, size.num_upper_slots)
         states = self.blocks.allocate(self._state_blocks(size))
-        self._holdings[job.key] = Holding(tables, states, now, 0 if hit is None else hit.num_tokens)
+        self._holdings[job.key] = Holding(job, tables, states, now, 0 if hit is None else hit.num_tokens)
         self.peak_blocks = max(self.peak_blocks, self.blocks.num_used)
 
     def _account(self, now: float) -> None:

@@ -31,6 +31,7 @@ class Job:
     is_local: bool = False  # its decode worker runs the prompt too
     num_retries: int = 0
     attempt: int = 0  # events of earlier ones are void
+    num_preempted: int = 0
     num_replayed: int = 0  # tokens generated on workers that are gone: run again as decode tokens
     prefill_debt: int = 0  # token-layers, as the router counts what it has sent
     decode_debt: int = 0
@@ -45,10 +46,11 @@ class Job:
     finish_s: float | None = None
     wire_bytes: float = 0.0
 
-    def begin_again(self, num_generated: int) -> None:
+    def begin_again(self, num_generated: int, *, is_preempted: bool = False) -> None:
         """Forget the workers that had it. A key of its own tells the attempt's chunks from those of the one before."""
         self.attempt += 1
-        self.num_retries += 1
+        self.num_retries += not is_preempted
+        self.num_preempted += is_preempted
         self.num_replayed = num_generated
         self.key = f"{self.index}.{self.attempt}"
         self.decode = self.prefill = self.flow = None

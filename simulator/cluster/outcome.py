@@ -50,6 +50,7 @@ class RequestLog:
     wire_bytes: float = 0.0
     last_finish_s: float = 0.0
     num_retries: int = 0
+    num_preempted: int = 0  # times that a request which was served gave way
     num_resumed: int = 0  # served, and had been on a worker that died
 
     def __post_init__(self) -> None:
@@ -72,7 +73,8 @@ class RequestLog:
         if job.delivered_s is not None and job.prefill_end_s is not None:
             exposed = job.delivered_s - job.prefill_end_s
             self.exposed_s.append(exposed)
-        self.num_resumed += job.attempt > 0
+        self.num_resumed += job.attempt > job.num_preempted
+        self.num_preempted += job.num_preempted
         self.ttft_s.append(ttft)
         self.queueing_s.append(queueing)
         if tpot is not None:
@@ -193,5 +195,6 @@ class Outcome:
     tpot_curve_s: tuple[float, ...]
     gave_up: bool  # ended early: figures are of what had finished by then
     num_deaths: int = 0  # of workers
+    num_preempted: int = 0  # times that a request gave its blocks up for others
     num_resumed: int = 0  # requests that finished on another worker than the one that died
     resized: tuple[Resized, ...] = ()  # by autoscaling

@@ -64,6 +64,8 @@ def summary_lines(spec: ClusterSpec, outcome: Outcome) -> list[str]:
     ]
     if outcome.num_deaths:
         lines.append(f"{outcome.num_deaths} workers died, {outcome.num_resumed:,} requests went on elsewhere")
+    if outcome.num_preempted:
+        lines.append(f"{outcome.num_preempted:,} times a request gave its blocks up for others")
     for pool in dict.fromkeys(each.pool for each in outcome.resized):
         sizes = [each for each in outcome.resized if each.pool == pool]
         shown = ", ".join(f"{each.num_workers} at {each.at_s:,.0f} s" for each in sizes[:8])

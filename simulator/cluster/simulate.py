@@ -125,6 +125,7 @@ def _outcome(
         num_deaths=num_deaths,
         resized=resized,
         num_resumed=log.num_resumed,
+        num_preempted=log.num_preempted,
     )
 
 

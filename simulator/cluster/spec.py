@@ -98,6 +98,7 @@ class ClusterSpec:
     max_retries: int = 2  # on other workers, when one is full or has died
     slo: Slo = field(default_factory=Slo)
     disaggregation: DisaggregationRule = NEVER_LOCAL  # which prompts decode workers run themselves
+    preemption: bool = False  # decode reserves an answer's first block, and the least senior gives way when a later one is short
     max_wait_s: float | None = None  # requests that would wait longer for their start are refused at once; None: none is
     local_fallback: bool = False  # all of them while no prefill worker is up
     failures: FailureSpec | None = None

@@ -44,7 +44,9 @@ class Workers:
         spec, pool = self.spec, self.spec.decode[index]
         name = self._name("worker" if spec.is_colocated else "decode", index)
         cost, holders = StepCost(spec.model, pool.machine, spec.visibility), self._holders(pool, prefill_only=False)
-        node = DecodeNode(name, cost, holders, pool.token_budget, self.gaps, self.door, spec.is_colocated, Life(now))
+        node = DecodeNode(
+            name, cost, holders, pool.token_budget, self.gaps, self.door, spec.is_colocated, spec.preemption, Life(now)
+        )
         self.door.ports[name] = Port(name, 1.0 if spec.is_colocated else self._wire(pool).bytes_per_s)
         self.door.decode[name] = node
         if pool.machine.profile.crowd_decode or pool.machine.profile.join_s:
@@ -92,4 +94,5 @@ class Workers:
         size, blocks = block_bytes(spec.model, pool.machine, spec.block_size), BlockPool(num_blocks)
         has_cache = spec.prefill_cache if prefill_only else spec.decode_cache
         cache = PrefixCache(blocks, spec.block_size) if has_cache else None
-        return Holders(blocks, spec.block_size, size, pool.max_running, pool.max_queued, cache)
+        grows = 0 if prefill_only or not spec.preemption else spec.model.shape.num_layers
+        return Holders(blocks, spec.block_size, size, pool.max_running, pool.max_queued, cache, grows)

@@ -12,7 +12,7 @@ from shoal.errors import InvalidConfig, NotFound
 from shoal.placement.admission import WaitBounds
 from shoal.placement.autoscale import AutoscalePolicy
 from shoal.placement.disaggregate import DisaggregationRule
-from shoal.simulator.cluster import autoscaler
+from shoal.simulator.cluster import autoscaler, decode_node
 from shoal.simulator.cluster.simulate import simulate
 from shoal.simulator.cluster.spec import AutoscaleSpec, ClusterSpec, Failure, FailureSpec, PoolSpec
 from shoal.simulator.machine import Machine
@@ -186,3 +186,30 @@ def test_pools_on_one_host_slow_each_other_down_while_both_compute() -> None:
     longer_s = float(rows[1]["1"][12]) - float(rows[0]["1"][12])
     assert longer_s == pytest.approx(prefill_s[1] / 2, rel=0.1)  # in that time it made half the steps
     assert free.num_finished == shared.num_finished == 2
+
+
+@pytest.mark.parametrize("text", ["full", "speed:24", "pop:22:late"])
+@pytest.mark.parametrize("prefill", [1, 0])
+def test_preemption_lets_more_in_and_loses_nothing(text: str, prefill: int) -> None:
+    small = replace(MACHINE, profile=MACHINE.profile.changed(memory=0.22))  # 1.5 GB beside the weights
+    requests = list(drawn(Arrivals(30.0), Lengths(600, 0.5, 4000), Lengths(200, 0.5, 900), 90, 5))
+    spec = replace(cluster(text, prefill=prefill, reserve_tokens=2000), decode=(PoolSpec(small, 1),))
+    whole = simulate(spec, iter(requests))
+    gives_way = simulate(replace(spec, preemption=True), iter(requests))
+    assert gives_way.num_finished == whole.num_finished == 90  # and the simulation has checked that every block is free
+    assert gives_way.num_preempted > 0 == whole.num_preempted
+    assert gives_way.duration_s < whole.duration_s  # blocks that nobody uses keep nobody out
+    assert asdict(simulate(replace(spec, preemption=True), iter(requests))) == asdict(gives_way)
+    roomy = replace(spec, decode=(PoolSpec(MACHINE, 1),))
+    calm = simulate(roomy, iter(requests)), simulate(replace(roomy, preemption=True), iter(requests))
+    assert calm[1].num_preempted == 0 and calm[1].ttft_s.p95 == pytest.approx(calm[0].ttft_s.p95, rel=0.05)
+
+
+def test_who_gives_way_is_placements_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = replace(MACHINE, profile=MACHINE.profile.changed(memory=0.22))
+    requests = list(drawn(Arrivals(30.0), Lengths(600, 0.5, 4000), Lengths(200, 0.5, 900), 60, 5))
+    spec = replace(cluster(preemption=True), decode=(PoolSpec(small, 1),))
+    honest = simulate(spec, iter(requests))
+    with monkeypatch.context() as patched:
+        patched.setattr(decode_node, "choose_victim", lambda holders: sorted(holders, key=lambda each: each.seniority)[-2:][0])
+        assert asdict(simulate(spec, iter(requests))) != asdict(honest)

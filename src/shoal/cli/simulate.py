@@ -49,6 +49,9 @@ from shoal.visibility import Visibility
     help="Who keeps prefixes; needs a trace with hashes.",
 )
 @click.option("--block-size", type=click.IntRange(1), default=16, show_default=True, help="Tokens of a KV block.")
+@click.option(
+    "--preemption", is_flag=True, help="Decode reserves an answer's first block; the least senior gives way when short."
+)
 @click.option("--max-wait", help="Refuse at once who would wait longer for a start, as `shoal serve` does after 60s.")
 @click.option("--local-prefill", type=int, default=0, show_default=True, help="Decode runs prompts below so many tokens itself.")
 @click.option("--local-fallback", is_flag=True, help="And all of them while no prefill worker is up.")
@@ -107,6 +110,7 @@ def cluster_of(names: Catalogues, flags: dict[str, Any]) -> ClusterSpec:
         slo=Slo(parse_seconds(flags["slo_ttft"]), parse_seconds(flags["slo_tpot"])),
         disaggregation=DisaggregationRule(flags["local_prefill"]),
         local_fallback=flags["local_fallback"],
+        preemption=flags["preemption"],
         max_wait_s=parse_seconds(flags["max_wait"]) if flags["max_wait"] else None,
         failures=failures_of(flags),
         autoscale=autoscale_of(flags),
