@@ -26,7 +26,7 @@ def document(
     """Everything on the page, as plain JSON values. Plans are in order of cost; `front` and `best` are their indices."""
     plans = sorted(result.plans, key=lambda plan: (plan.cost, plan.ttft_s, plan.tpot_s))
     has_prices = all(plan.outcome.usd_per_hour is not None for plan in plans)
-    best = result.best_runnable or result.best
+    best = result.best_split or result.best
     num_tokens = demand.prompt_quantile(options.quantile)
     return {
         "advice": advice,

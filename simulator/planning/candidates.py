@@ -110,7 +110,7 @@ def _pairs(machines: Sequence[Machine], *, mixed: bool) -> Iterator[tuple[Machin
 
 def not_yet_runnable(family: Family) -> str:
     """What of this plan a running Shoal cannot do yet, in words; "" when it can do all."""
-    missing = ["colocated workers"] if family.is_colocated else []
+    missing = []
     machines = [machine for machine in (family.prefill, family.decode) if machine is not None]
     if any(machine.tensor_parallel > 1 for machine in machines):
         missing.append("tensor parallel workers")

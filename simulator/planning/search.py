@@ -78,6 +78,12 @@ class SearchResult:
         return min(able, key=lambda plan: (plan.cost, plan.ttft_s, plan.tpot_s), default=None)
 
     @property
+    def best_split(self) -> Plan | None:
+        """The cheapest with two pools, of those that Shoal can run if there are any: what links and depths are studied on."""
+        able = [plan for plan in self.plans if plan.meets and not plan.family.is_colocated]
+        return min(able, key=lambda plan: (bool(plan.not_runnable), plan.cost, plan.ttft_s, plan.tpot_s), default=None)
+
+    @property
     def baseline(self) -> Plan | None:
         """The cheapest colocated plan that meets the targets."""
         able = [plan for plan in self.plans if plan.meets and plan.family.is_colocated]

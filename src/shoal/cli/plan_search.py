@@ -46,8 +46,8 @@ def solve(flags: dict[str, Any], *, sensitivity: bool, watch: Watch | None) -> S
     result = search(options, demand, seed=workload.seed, watch=watch)
     best = result.best
     assert best is not None
-    split = best if not best.family.is_colocated else _best_split(result)
-    studied = result.best_runnable or best
+    split = result.best_split
+    studied = split or best
     changed = list(changes(studied, demand, options.quantile, workload.seed)) if sensitivity else []
     needs = []
     if split is not None:
