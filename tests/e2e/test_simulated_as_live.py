@@ -191,7 +191,7 @@ async def test_calibrate_measures_real_workers_and_replays_a_trace(tiny_model: P
     told: list[str] = []
     async with served(tiny_model, token_budget=64) as live, AsyncClient(live.address) as client:
         plan = Plan(
-            lambda _, allowed: Programme(allowed[:2], (16, 64, 160), (1, 2), (8, 64), 1, 8),
+            lambda _, allowed: Programme(allowed[:2], (16, 64, 900), (1, 2), (8, 64), 2, 8),
             64, 8, 64, None, None, model, requests, 2,
         )  # fmt: skip
         result = await run(client, plan, NAMES, "tiny", "test", lambda what, done, total: told.append(what))
