@@ -133,13 +133,15 @@ class Attempt:
 
     def _judge(self) -> None:
         """What the attempt says of its workers. A prefill worker that was never called is not judged."""
-        self._decode.judge(self._verdict(self._decode, well=self._is_over))
+        self._decode.judge(self._verdict(self._decode, well=AttemptState.DECODING in self.report.progress.times))
         if self._prefill is not None and self._prefill_task is not None:
             self._prefill.judge(self._verdict(self._prefill, well=self.report.prefill is not None))
 
     def _verdict(self, worker: Worker, *, well: bool) -> bool | None:
         """A worker that was told to go hands over what it has: no fault."""
-        return True if well else False if worker.key in self._at_fault and not worker.is_leaving else None
+        if worker.key in self._at_fault:
+            return None if worker.is_leaving else False
+        return True if well else None
 
     def _trace(self) -> None:
         report = self.report

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import Cancelled, CapacityExceeded, DeadlineExceeded, InternalError, InvalidRequest, Mismatch, Unavailable
+from shoal.pb.v1 import shoal_pb2
 from shoal.router import instruments
 from shoal.router.breaker import Breaker, BreakerOptions, BreakerState
 from tests.fakes.cluster import Cluster, request
@@ -184,3 +185,20 @@ async def test_a_client_that_leaves_while_its_request_probes_keeps_nobody_out() 
         for _ in range(5):
             assert await fails(c) is grpc.StatusCode.UNAVAILABLE
         assert level("decode-0", "decode") == 1.0
+
+
+async def test_an_answer_that_the_router_ends_itself_is_one_that_ended_well() -> None:
+    """A stop string or an abort: decode never says Finished, and has done its part."""
+    async with Cluster(max_retries=0) as c:
+        c.decode[0].error = Unavailable("broken")
+        for _ in range(5):
+            await fails(c)
+        [worker] = c.router.registry.pool("decode")
+        c.decode[0].error, c.decode[0].delay_s = None, 0.01
+        await until(lambda: worker._breaker.waits_s(asyncio.get_running_loop().time()) == 0)
+        running = asyncio.create_task(c.replies(request(max_tokens=400, request_id="mine")))
+        await until(lambda: c.decode[0].num_sent > 2)
+        await c.stub.Abort(shoal_pb2.AbortRequest(request_ids=["mine"]))
+        await running
+        await c.decode[0].idle()
+        assert level("decode-0", "decode") == 0.0
