@@ -45,9 +45,10 @@ def residual_svg(residuals: Sequence[Residual], title: str) -> str:
         parts += [_line(at, _TOP, at, _BOTTOM, _LINE), _text(at, _BOTTOM + 18, f"{10.0**power:g}", _SOFT, "middle")]
     parts.append(_text(_RIGHT, _HEIGHT - 8, "measured, ms", _SOFT, "end"))
     inks = dict(zip(dict.fromkeys(each.what for each in shown), _INKS, strict=False))
-    for place, (kind, ink) in enumerate(inks.items()):
-        at = _LEFT + place * (_RIGHT - _LEFT) / len(inks)
+    at = float(_LEFT)
+    for kind, ink in inks.items():
         parts += [_dot(at + 5, 40, ink), _text(at + 15, 44, kind, _INK)]
+        at += (_RIGHT - _LEFT) * (len(kind) + 4) / sum(len(each) + 4 for each in inks)
     for each in shown:
         at, ink, half = x(each.measured_ms), inks.get(each.what, _SOFT), each.spread / 2
         words = f"{each.what}, {each.inputs}: measured {each.measured_ms:.3g} ms, predicted {each.predicted_ms:.3g} ms"

@@ -53,7 +53,9 @@ from shoal.visibility import Visibility
     "--preemption", is_flag=True, help="Decode reserves an answer's first block; the least senior gives way when short."
 )
 @click.option("--max-wait", help="Refuse at once who would wait longer for a start, as `shoal serve` does after 60s.")
-@click.option("--local-prefill", type=int, default=0, show_default=True, help="Decode runs prompts below so many tokens itself.")
+@click.option(
+    "--local-prefill", type=int, default=0, show_default=True, help="Decode runs shorter prompts itself; `shoal serve`: 128."
+)
 @click.option("--local-fallback", is_flag=True, help="And all of them while no prefill worker is up.")
 @click.option("--slo-ttft", default="1s", show_default=True)
 @click.option("--slo-tpot", default="50ms", show_default=True)
