@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from shoal.engine.kernels import Kernels, kernels
+from shoal.engine.kernels.memory import Arena
 from shoal.engine.kernels.packing import PANEL, PackedLinear
 from shoal.engine.kernels.structures import FinishArgs, LayerArgs, ProjectArgs, RowsArgs, StageArgs
 from shoal.engine.layer_backend import Ends, StageRows, StageWork
@@ -20,19 +21,19 @@ from shoal.model_files import DecoderConfig
 class NativeLayer:
     """One layer's weights as the kernels read them; the ones it was made from may go."""
 
-    def __init__(self, config: DecoderConfig, weights: LayerWeights | KvWeights) -> None:
+    def __init__(self, config: DecoderConfig, weights: LayerWeights | KvWeights, arena: Arena) -> None:
         self._config = config
         self._kept: list[object] = []  # the addresses in `args` point here
         if isinstance(weights, KvWeights):
-            self.args = LayerArgs(kv=self._project(weights, PackedLinear(weights.kv_weight), weights.kv_bias, None, 0))
+            self.args = LayerArgs(kv=self._project(weights, PackedLinear(weights.kv_weight, arena), weights.kv_bias, None, 0))
             return
         shape = config.shape
-        qkv, first = PackedLinear(weights.qkv_weight), shape.num_heads * shape.head_dim
-        kv = qkv.from_row(first) if first % PANEL == 0 else PackedLinear(weights.kv.kv_weight)
+        qkv, first = PackedLinear(weights.qkv_weight, arena), shape.num_heads * shape.head_dim
+        kv = qkv.from_row(first) if first % PANEL == 0 else PackedLinear(weights.kv.kv_weight, arena)
         output, gate_up, down = (
-            PackedLinear(weights.output_weight),
-            PackedLinear.gate_up(weights.gate_up_weight),
-            PackedLinear(weights.down_weight),
+            PackedLinear(weights.output_weight, arena),
+            PackedLinear.gate_up(weights.gate_up_weight, arena),
+            PackedLinear(weights.down_weight, arena),
         )
         self._kept += [output, gate_up, down, weights.post_norm]
         self.args = LayerArgs(
@@ -148,6 +149,7 @@ class NativeLayers:
         self.config = config
         self.dtype = dtype
         self.kernels: Kernels = kernels()
+        self._arena = Arena()
         self.full: dict[int, NativeLayer] = {}
         self.kv_only: dict[int, NativeLayer] = {}
 
@@ -156,8 +158,8 @@ class NativeLayers:
         return torch.float32
 
     def hold(self, layers: Mapping[int, LayerWeights], kv_only: Mapping[int, KvWeights]) -> None:
-        self.full |= {layer: NativeLayer(self.config, weights) for layer, weights in layers.items()}
-        self.kv_only |= {layer: NativeLayer(self.config, weights) for layer, weights in kv_only.items()}
+        self.full |= {layer: NativeLayer(self.config, weights, self._arena) for layer, weights in layers.items()}
+        self.kv_only |= {layer: NativeLayer(self.config, weights, self._arena) for layer, weights in kv_only.items()}
 
     def run(self, work: StageWork) -> NativeStage:
         """The full rows' x is replaced in place."""

@@ -24,13 +24,14 @@ _FLAGS = (
     "-fopenmp",
     "-march=x86-64-v4",
     "-mavx512bf16",
+    "-mamx-tile",
+    "-mamx-bf16",
     "-fno-math-errno",
     "-fvisibility-inlines-hidden",
     "-DNDEBUG",
     "-w",
 )
 _TIMEOUT_S = 600
-_OPTIONAL = "brgemm"  # needs torch's headers; everything else needs a compiler alone
 
 
 class BuildFailed(Exception):
@@ -76,23 +77,20 @@ def _digest(compiler: str) -> str:
 
 
 def _compile(compiler: str, scratch: Path) -> Path:
-    """All sources at the same time; a library without the optional one when only that fails."""
-    includes = [f"-I{path}" for path in _torch_includes()]
+    """All sources at the same time, and one library of them."""
     jobs: dict[str, subprocess.Popen[str]] = {}
     for source in sorted(SOURCES.glob("*.cpp")):
-        extra = includes if source.stem == _OPTIONAL else []
-        command = [compiler, *_FLAGS, *extra, "-c", str(source), "-o", str(scratch / f"{source.stem}.o")]
+        command = [compiler, *_FLAGS, "-c", str(source), "-o", str(scratch / f"{source.stem}.o")]
         jobs[source.stem] = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    errors = {name: _finish(job) for name, job in jobs.items()}
-    failed = {name: text for name, text in errors.items() if text and name != _OPTIONAL}
+    failed = {name: text for name, job in jobs.items() if (text := _finish(job))}
     if failed:
         name, text = next(iter(failed.items()))
         raise BuildFailed(f"{compiler} cannot compile {name}.cpp: {text}")
-    objects = [str(scratch / f"{name}.o") for name, text in errors.items() if not text]
     library = scratch / "library.so"
-    libraries = [str(_openmp())] + ([] if errors[_OPTIONAL] else [str(_torch_folder() / "lib" / "libtorch_cpu.so")])
-    link = [compiler, "-shared", "-o", str(library), *objects, *libraries, f"-Wl,-rpath,{_torch_folder() / 'lib'}"]
-    error = _finish(subprocess.Popen(link, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True))
+    objects = [str(scratch / f"{name}.o") for name in jobs]
+    error = _finish(
+        subprocess.Popen([compiler, "-shared", "-o", str(library), *objects, str(_openmp())], stderr=subprocess.PIPE, text=True)
+    )
     if error:
         raise BuildFailed(f"{compiler} cannot link the kernels: {error}")
     return library
@@ -107,15 +105,6 @@ def _finish(job: subprocess.Popen[str]) -> str:
         return f"not finished after {_TIMEOUT_S} s"
     lines = [line for line in errors.splitlines() if "error" in line] or errors.splitlines() or ["unknown error"]
     return "" if job.returncode == 0 else lines[0]
-
-
-def _torch_folder() -> Path:
-    return Path(torch.__file__).parent
-
-
-def _torch_includes() -> list[Path]:
-    include = _torch_folder() / "include"
-    return [include, include / "torch" / "csrc" / "api" / "include"]
 
 
 def _openmp() -> Path:

@@ -1,6 +1,7 @@
 """The compiled kernels as Python functions. Knows addresses and argument lists; what a call means is its caller's business."""
 
 import ctypes
+import logging
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,8 @@ import torch
 from shoal.engine.kernels.build import BuildFailed, build
 from shoal.engine.kernels.cpu import has_amx, missing_features
 from shoal.engine.kernels.structures import StageArgs
+
+_log = logging.getLogger(__name__)
 
 
 class KernelsUnavailable(Exception):
@@ -23,11 +26,6 @@ class Kernels:
     library: ctypes.CDLL
     path: Path
     uses_amx: bool  # for large bfloat16 products
-
-    @property
-    def has_brgemm(self) -> bool:
-        """Whether oneDNN's kernels were built in."""
-        return hasattr(self.library, "shoal_use_brgemm")
 
     def attend(
         self,
@@ -54,10 +52,15 @@ class Kernels:
         self.library.shoal_score(is_bf16, x.data_ptr(), norm.data_ptr(), head.data_ptr(), out.data_ptr(), sizes, eps)
         return out
 
-    def use_brgemm(self, use: bool) -> None:
-        """Send large bfloat16 products to oneDNN's kernels (AMX where the CPU has it), or do them here."""
-        if self.has_brgemm:
-            self.library.shoal_use_brgemm(use)
+    def use_amx(self, use: bool) -> bool:
+        """Do large bfloat16 products on the tile unit, or not; whether they now are. Only for a CPU that has one."""
+        return bool(self.library.shoal_use_amx(use))
+
+    def phase_seconds(self) -> tuple[float, float, float]:
+        """Wall time that this thread's steps have spent in projections, attention and the rest of the layers so far."""
+        seconds = (ctypes.c_double * 3)()
+        self.library.shoal_phase_seconds(seconds)
+        return seconds[0], seconds[1], seconds[2]
 
 
 @cache
@@ -77,6 +80,9 @@ def kernels() -> Kernels:
     library.shoal_run_stage.argtypes = [ctypes.c_int, pointer, ctypes.c_int64, ctypes.c_int64]
     for function in (library.shoal_attend, library.shoal_score, library.shoal_run_stage):
         function.restype = None
-    loaded = Kernels(library, path, has_amx() and hasattr(library, "shoal_use_brgemm"))
-    loaded.use_brgemm(loaded.uses_amx)
-    return loaded
+    library.shoal_phase_seconds.argtypes = [pointer]
+    library.shoal_phase_seconds.restype = None
+    uses_amx = has_amx() and bool(library.shoal_use_amx(True))
+    if has_amx() and not uses_amx:
+        _log.warning("the system does not let this process use AMX; large bfloat16 products take several times as long")
+    return Kernels(library, path, uses_amx)

@@ -1,11 +1,13 @@
 // Attention of a mix of runs, and its C interface. Knows which kernel suits which run.
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include "gemm.h"
 #include "paged.h"
 
 namespace shoal {
 
-Brgemm brgemm_bf16 = nullptr;
-void (*brgemm_release)() = nullptr;
+bool use_amx = false;
 
 constexpr long kFewRows = 6;  // (row, head) pairs of one K/V head: below, packing K and V costs more than it saves
 
@@ -28,6 +30,13 @@ template void attend(const Attention<bf16>&);
 }  // namespace shoal
 
 extern "C" {
+
+// Send large bfloat16 products to the tile unit, or not. The system must allow its registers first; returns whether it is used.
+int shoal_use_amx(int use) {
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  shoal::use_amx = use && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return shoal::use_amx;
+}
 
 // sizes: num_runs, layer, window (0 = none), heads, kv_heads, d, block_size, num_threads, q_stride.
 void shoal_attend(int is_bf16, const void* q, void* out, const void* pool, const void* runs, const int64_t* sizes, float scale) {

@@ -2,6 +2,7 @@
 //
 // A row's slots are cut into parts, so that one long context keeps every thread busy; parts are joined by their maxima
 // (flash-decoding). The heads that share a K/V head are served together from one read of it.
+#include "amx.h"
 #include "paged.h"
 
 namespace shoal {
@@ -68,8 +69,8 @@ struct Kernel {
     return factor;
   }
 
-  // Touch one of kv_heads shares of the next chunk, in the order of memory: the processor's own prefetcher then runs ahead, and
-  // only it keeps enough requests under way. (Prefetch instructions do not wake it.) What is read is not used.
+  // Ask for one of kv_heads shares of the next chunk, in the order of memory. Processors with a tile unit take prefetches; of
+  // the others at least Zen 4 ran ahead only behind plain loads, whose values are not used.
   void fetch(const T* const* keys, long count, long share) const {
     const long planes = 2 * call.kv_heads, lines = 64 / (long)sizeof(T);
     long num_pieces = 0, starts[kChunk + 1];
@@ -81,7 +82,11 @@ struct Kernel {
     for (long p = share * total / call.kv_heads; p < (share + 1) * total / call.kv_heads; ++p) {
       const long piece = p / planes, length = (starts[piece + 1] - starts[piece]) * call.d;
       const T* from = keys[starts[piece]] + p % planes * call.head_stride();
-      for (long at = 0; at < length; at += lines) (void)*reinterpret_cast<const volatile char*>(from + at);
+      if (use_amx) {
+        for (long at = 0; at < length; at += lines) _mm_prefetch(reinterpret_cast<const char*>(from + at), _MM_HINT_T0);
+      } else {
+        for (long at = 0; at < length; at += lines) (void)*reinterpret_cast<const volatile char*>(from + at);
+      }
     }
   }
 

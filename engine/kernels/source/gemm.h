@@ -1,16 +1,11 @@
 // C [M, N] (+)= A [M, K] · B, on one thread. Knows word-packed B; knows no weights.
 //
 // B is packed in words: word (k, n) holds B[k][n] (float) or B[2k][n], B[2k+1][n] (bfloat16) at b[k · ldb + n].
-// This is also the layout ("VNNI") that oneDNN's brgemm takes, which is used where the CPU has AMX.
+// This is also the layout ("VNNI") of the tile unit's right side: large bfloat16 products go there (amx.h).
 #pragma once
-#include "vectors.h"
+#include "amx.h"
 
 namespace shoal {
-
-// Set by `shoal_use_brgemm`; null: the loops below do it.
-using Brgemm = void (*)(long m, long n, long k, long lda, long ldb, long ldc, bool add, const void* a, const void* b, float* c);
-extern Brgemm brgemm_bf16;
-extern void (*brgemm_release)();
 
 template <class T, int MR, int NV>
 inline void micro(long words, const uint32_t* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
@@ -75,15 +70,7 @@ inline void rows(long m, long words, const uint32_t* a, long lda, const uint32_t
 
 // n is a multiple of 16; k (numbers) of the word size; lda, ldc in numbers, ldb in words.
 template <class T>
-inline void gemm(long m, long n, long k, const T* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
-  if constexpr (sizeof(T) == 2) {
-    if (brgemm_bf16 && m >= 16) {  // whole tiles only: oneDNN compiles a kernel for every m it meets
-      const long whole = m / 16 * 16;
-      brgemm_bf16(whole, n, k, lda, ldb, ldc, add, a, b, c);
-      if (m == whole) return;
-      m -= whole, a += whole * lda, c += whole * ldc;
-    }
-  }
+inline void loop_gemm(long m, long n, long k, const T* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
   constexpr long kWordBlock = 160;  // of K: a panel of 32 columns then stays in the first-level cache
   const long words = k / Words<T>::kPer;
   const uint32_t* left = reinterpret_cast<const uint32_t*>(a);
@@ -98,6 +85,38 @@ inline void gemm(long m, long n, long k, const T* a, long lda, const uint32_t* b
     }
     if (col < n) rows<T, 1>(m, some, left + at, stride, b + at * ldb + col, ldb, c + col, ldc, onto);
   }
+}
+
+// The same; with the tile unit, within a TileScope, m must be a multiple of 16.
+template <class T>
+inline void gemm(long m, long n, long k, const T* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
+  if constexpr (sizeof(T) == 2) {
+    if (use_amx) {
+      const long steps = k / kTileDepth, done = steps * kTileDepth;
+      if (steps) tile_gemm(m, n, steps, a, lda, b, ldb, c, ldc, add);
+      if (done < k) loop_gemm<T>(m, n, k - done, a + done, lda, b + done / 2 * ldb, ldb, c, ldc, add || steps);
+      return;
+    }
+  }
+  loop_gemm<T>(m, n, k, a, lda, b, ldb, c, ldc, add);
+}
+
+// c [rows, 32] (rows ldc apart) = x [rows, k] · panel (words [k][32]), then `then(first row, rows)` for all rows, in pieces that
+// suit the unit. With the tile unit, whole tiles of rows are read and written, and counted in what `then` is told.
+template <class T, class Then>
+inline void multiply_panel(const T* x, long ldx, const uint32_t* panel, long k, long rows, float* c, long ldc, Then then) {
+  if constexpr (sizeof(T) == 2) {
+    const long steps = k / kTileDepth, done = steps * kTileDepth;
+    if (use_amx && steps) {
+      const long whole = whole_tiles(rows);
+      if (done == k) return tile_panel(x, ldx, panel, steps, whole, c, ldc, then);
+      tile_panel(x, ldx, panel, steps, whole, c, ldc, [](long, long) {});
+      loop_gemm<T>(rows, 32, k - done, x + done, ldx, panel + done / 2 * 32, 32, c, ldc, true);
+      return then(0, rows);
+    }
+  }
+  loop_gemm<T>(rows, 32, k, x, ldx, panel, 32, c, ldc, false);
+  then(0, rows);
 }
 
 }  // namespace shoal

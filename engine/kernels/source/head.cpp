@@ -7,7 +7,8 @@ namespace {
 constexpr long kBlock = 16;  // rows of the head whose sums are folded together
 
 constexpr int kRowsAtOnce = 4;
-constexpr long kManyRows = 16, kChunk = 24;
+constexpr long kChunk = 32;  // rows of the head in one product
+
 
 // Scores of R rows against 16 rows of the head, read one after the other so that memory is read in its order.
 template <class T, int R>
@@ -41,7 +42,11 @@ void block_scores(const uint32_t* x, const uint32_t* const* weights, long words,
 // Scores of many rows: rows of the head as the left side of a product, x turned as its right side.
 template <class T>
 void chunk_scores(const uint32_t* turned, long columns, const T* head, long chunk, long hidden, float* c, float* out, long rows, long vocab) {
-  gemm<T>(chunk, columns, hidden, head, hidden, turned, columns, c, columns, false);
+  const long tiled = use_amx && sizeof(T) == 2 ? chunk / kTileRows * kTileRows : 0;  // the rest is the end of the vocabulary
+  if (tiled) gemm<T>(tiled, columns, hidden, head, hidden, turned, columns, c, columns, false);
+  if (tiled < chunk) {
+    loop_gemm<T>(chunk - tiled, columns, hidden, head + tiled * hidden, hidden, turned, columns, c + tiled * columns, columns, false);
+  }
   for (long r = 0; r < rows; ++r) {
     for (long i = 0; i < chunk; ++i) out[r * vocab + i] = c[i * columns + r];
   }
@@ -53,7 +58,7 @@ void score(const T* x, const T* norm, const T* head, float* out, long rows, long
   const long words = hidden / Words<T>::kPer;
   T* normed = shared.at_least(rows * hidden);
   for (long r = 0; r < rows; ++r) rms_norm(x + r * hidden, norm, hidden, eps, normed + r * hidden);
-  if (rows >= kManyRows) {
+  if (rows >= (use_amx && sizeof(T) == 2 ? 2 : 16)) {
     static thread_local Scratch<uint32_t> shared_turned;
     const long columns = (rows + 15) / 16 * 16;
     uint32_t* turned = shared_turned.at_least(words * columns);
@@ -64,6 +69,7 @@ void score(const T* x, const T* norm, const T* head, float* out, long rows, long
 #pragma omp parallel num_threads(num_threads)
     {
       static thread_local Scratch<float> sums;
+      const TileScope tiles;
       float* c = sums.at_least(kChunk * columns);
 #pragma omp for schedule(dynamic, 16)
       for (long chunk = 0; chunk < (vocab + kChunk - 1) / kChunk; ++chunk) {
@@ -72,7 +78,6 @@ void score(const T* x, const T* norm, const T* head, float* out, long rows, long
         for (long i = 0; i < kChunk * hidden * (long)sizeof(T); i += 64) _mm_prefetch(ahead + i, _MM_HINT_T1);
         chunk_scores<T>(turned, columns, head + first * hidden, some, hidden, c, out + first, rows, vocab);
       }
-      if (brgemm_release) brgemm_release();
     }
     return;
   }

@@ -2,19 +2,29 @@
 //
 // Many rows: each thread carries a tile of rows through everything, its intermediates staying in its cache. Few rows: each
 // thread takes panels of weights for all rows, so that the weights are read from memory once, by all threads together.
+#include <numeric>
+
 #include "layer.h"
 
 namespace shoal {
 namespace {
 
-// c [rows, n] = x [rows, k] · panel; a row of c has 32 numbers.
+// Numbers from one scratch row of k numbers to the next: with the tile unit an odd count of cache lines, so that a tile's rows
+// do not fall into the same few sets of a cache.
 template <class T>
-inline void multiply(const Linear& linear, long panel, const T* x, long rows, float* c, long ldc) {
-  gemm<T>(rows, kPanel, linear.k, x, linear.k, linear.panel<T>(panel), kPanel, c, ldc, false);
+inline long spread(long k) {
+  if (!use_amx) return k;
+  const long line = 64 / sizeof(T);
+  return ((k + line - 1) / line | 1) * line;
 }
 
-// Rows to multiply where the buffers are padded: what lies behind the last row comes out behind it.
-inline long whole_tiles(long rows) { return brgemm_bf16 ? (rows + 15) / 16 * 16 : rows; }
+// A linear's panels for all rows of x: `then(first row, rows)` for pieces of the panel's c [rows, 32].
+template <class T, class Then>
+inline void multiply(const Linear& linear, long panel, const T* x, long ldx, long rows, float* c, long ldc, Then then) {
+  multiply_panel<T>(x, ldx, linear.panel<T>(panel), linear.k, rows, c, ldc, [&](long row, long some) {
+    if (row < rows) then(row, std::min(some, rows - row));
+  });
+}
 
 // One head of one row, from the float sums in place to q or to the pool.
 template <class T>
@@ -44,24 +54,24 @@ void emit_head(const Project& p, long row, long head, float* sums) {
 }
 
 template <class From, class T>
-void normed_rows(const From* x, const void* norm, long rows, long n, double eps, T* out) {
-  for (long r = 0; r < rows; ++r) rms_norm(x + r * n, static_cast<const T*>(norm), n, (float)eps, out + r * n);
+void normed_rows(const From* x, const void* norm, long rows, long n, double eps, T* out, long ldo) {
+  for (long r = 0; r < rows; ++r) rms_norm(x + r * n, static_cast<const T*>(norm), n, (float)eps, out + r * ldo);
 }
 
 // to [rows, 16] = SiLU(gate) · up of one panel's c [rows, 32].
 template <class T>
-void activate(const float* c, long rows, long panel, long width, T* to) {
+void activate(const float* c, long first, long rows, long panel, long width, T* to, long ldo) {
   const long left = width - panel * 16;
-  for (long r = 0; r < rows; ++r) {
-    store(to + r * width + panel * 16, silu_times<T>(_mm512_loadu_ps(c + r * kPanel), _mm512_loadu_ps(c + r * kPanel + 16)), left);
+  for (long r = first; r < first + rows; ++r) {
+    store(to + r * ldo + panel * 16, silu_times<T>(_mm512_loadu_ps(c + r * kPanel), _mm512_loadu_ps(c + r * kPanel + 16)), left);
   }
 }
 
 // to = c + x for one panel's columns.
 template <class X, class To>
-void add_rows(const float* c, long rows, long panel, long n, const X* x, To* to) {
+void add_rows(const float* c, long first, long rows, long panel, long n, const X* x, To* to) {
   for (long i = panel * kPanel; i < std::min(n, (panel + 1) * kPanel); i += 16) {
-    for (long r = 0; r < rows; ++r) {
+    for (long r = first; r < first + rows; ++r) {
       const __m512 sum = _mm512_add_ps(_mm512_loadu_ps(c + r * kPanel + i - panel * kPanel), load(x + r * n + i, n - i));
       store(to + r * n + i, sum, n - i);
     }
@@ -73,34 +83,43 @@ void project(const Project& p) {
   static thread_local Scratch<float> shared;
   const Linear& linear = p.linear;
   const long hidden = linear.k, panels = linear.num_panels(), wide = panels * kPanel, num_heads = p.heads + 2 * p.kv_heads;
+  const long unit = std::lcm(p.d, kPanel), ldx = spread<T>(hidden);  // columns at which heads and panels meet
   const Cut cut(p.rows, p.num_threads);
-  float* all = cut.by_rows ? nullptr : shared.at_least(p.rows * wide);
+  float* all = cut.by_rows ? nullptr : shared.at_least(whole_tiles(p.rows) * wide);
 #pragma omp parallel num_threads((int)p.num_threads)
   {
     static thread_local Scratch<float> floats;
     static thread_local Scratch<T> numbers;
-    T* x = numbers.at_least(cut.tile * hidden);
+    const TileScope tiles;
+    T* x = numbers.at_least(whole_tiles(cut.tile) * ldx);
     if (cut.by_rows) {
-      float* sums = floats.at_least(cut.tile * wide);
+      float* c = floats.at_least(whole_tiles(cut.tile) * unit);
 #pragma omp for schedule(dynamic, 1) nowait
       for (long tile = 0; tile < cut.num_tiles; ++tile) {
         const long first = tile * cut.tile, rows = std::min(cut.tile, (long)p.rows - first);
-        normed_rows(static_cast<const T*>(p.x) + first * hidden, p.norm, rows, hidden, p.eps, x);
-        for (long panel = 0; panel < panels; ++panel) multiply(linear, panel, x, whole_tiles(rows), sums + panel * kPanel, wide);
-        for (long r = 0; r < rows; ++r) {
-          for (long head = 0; head < num_heads; ++head) emit_head<T>(p, first + r, head, sums + r * wide + head * p.d);
+        normed_rows(static_cast<const T*>(p.x) + first * hidden, p.norm, rows, hidden, p.eps, x, ldx);
+        for (long panel = 0; panel < panels; ++panel) {
+          const long at = panel * kPanel % unit, head = panel * kPanel / unit * (unit / p.d);
+          const bool complete = at + kPanel == unit || panel == panels - 1;
+          const long heads = complete ? std::min(unit / p.d, num_heads - head) : 0;
+          multiply(linear, panel, x, ldx, rows, c + at, unit, [&](long row, long some) {
+            for (long r = row; r < row + some; ++r) {
+              for (long i = 0; i < heads; ++i) emit_head<T>(p, first + r, head + i, c + r * unit + i * p.d);
+            }
+          });
         }
       }
     } else {
-      normed_rows(static_cast<const T*>(p.x), p.norm, p.rows, hidden, p.eps, x);
-#pragma omp for schedule(dynamic, 2)
-      for (long panel = 0; panel < panels; ++panel) multiply(linear, panel, x, p.rows, all + panel * kPanel, wide);
+      normed_rows(static_cast<const T*>(p.x), p.norm, p.rows, hidden, p.eps, x, ldx);
+#pragma omp for schedule(static)
+      for (long panel = 0; panel < panels; ++panel) {
+        multiply(linear, panel, x, ldx, p.rows, all + panel * kPanel, wide, [](long, long) {});
+      }
 #pragma omp for schedule(static)
       for (long i = 0; i < p.rows * num_heads; ++i) {
         emit_head<T>(p, i / num_heads, i % num_heads, all + i / num_heads * wide + i % num_heads * p.d);
       }
     }
-    if (brgemm_release) brgemm_release();
   }
 }
 
@@ -108,61 +127,55 @@ template <class T>
 void finish(const Finish& f) {
   static thread_local Scratch<float> shared_sums;
   static thread_local Scratch<T> shared_active;
-  const long hidden = f.output.n, from = f.output.k, width = f.down.k;
+  const long hidden = f.output.n, from = f.output.k, width = f.down.k, ldn = spread<T>(hidden), lda = spread<T>(width);
   const Cut cut(f.rows, f.num_threads);
+  const long most = whole_tiles(cut.tile);
   float* shared_middle = cut.by_rows ? nullptr : shared_sums.at_least(f.rows * hidden);
-  T* shared_wide = cut.by_rows ? nullptr : shared_active.at_least(f.rows * width);
+  T* shared_wide = cut.by_rows ? nullptr : shared_active.at_least(most * lda);
 #pragma omp parallel num_threads((int)f.num_threads)
   {
     static thread_local Scratch<float> floats;
     static thread_local Scratch<T> numbers;
-    float* c = floats.at_least(cut.tile * (kPanel + hidden));
-    T* normed = numbers.at_least(cut.tile * (hidden + width));
+    const TileScope tiles;
+    float* c = floats.at_least(most * (kPanel + hidden));
+    T* normed = numbers.at_least(most * (ldn + lda));
+    float* middle = cut.by_rows ? c + most * kPanel : shared_middle;
+    T* active = cut.by_rows ? normed + most * ldn : shared_wide;
+    auto output = [&](long panel, long first, long rows) {
+      const T* attended = static_cast<const T*>(f.attended) + first * from;
+      multiply(f.output, panel, attended, from, rows, c, kPanel, [&](long row, long some) {
+        add_rows(c, row, some, panel, hidden, static_cast<const T*>(f.x) + first * hidden, middle);
+      });
+    };
+    auto gate_up = [&](long panel, long rows) {
+      multiply(f.gate_up, panel, normed, ldn, rows, c, kPanel,
+               [&](long row, long some) { activate(c, row, some, panel, width, active, lda); });
+    };
+    auto down = [&](long panel, long first, long rows) {
+      multiply(f.down, panel, active, lda, rows, c, kPanel, [&](long row, long some) {
+        add_rows(c, row, some, panel, hidden, middle, static_cast<T*>(f.out) + first * hidden);
+      });
+    };
     if (cut.by_rows) {
-      float* middle = c + cut.tile * kPanel;
-      T* active = normed + cut.tile * hidden;
 #pragma omp for schedule(dynamic, 1) nowait
       for (long tile = 0; tile < cut.num_tiles; ++tile) {
         const long first = tile * cut.tile, rows = std::min(cut.tile, (long)f.rows - first);
-        const long padded = whole_tiles(rows);
-        const T* x = static_cast<const T*>(f.x) + first * hidden;
-        const T* attended = static_cast<const T*>(f.attended) + first * from;
-        for (long panel = 0; panel < f.output.num_panels(); ++panel) {
-          multiply(f.output, panel, attended, padded, c, kPanel);
-          add_rows(c, rows, panel, hidden, x, middle);
-        }
-        normed_rows(middle, f.norm, rows, hidden, f.eps, normed);
-        for (long panel = 0; panel < f.gate_up.num_panels(); ++panel) {
-          multiply(f.gate_up, panel, normed, padded, c, kPanel);
-          activate(c, rows, panel, width, active);
-        }
-        for (long panel = 0; panel < f.down.num_panels(); ++panel) {
-          multiply(f.down, panel, active, padded, c, kPanel);
-          add_rows(c, rows, panel, hidden, middle, static_cast<T*>(f.out) + first * hidden);
-        }
+        for (long panel = 0; panel < f.output.num_panels(); ++panel) output(panel, first, rows);
+        normed_rows(middle, f.norm, rows, hidden, f.eps, normed, ldn);
+        for (long panel = 0; panel < f.gate_up.num_panels(); ++panel) gate_up(panel, rows);
+        for (long panel = 0; panel < f.down.num_panels(); ++panel) down(panel, first, rows);
       }
     } else {
-#pragma omp for schedule(dynamic, 2)
-      for (long panel = 0; panel < f.output.num_panels(); ++panel) {
-        multiply(f.output, panel, static_cast<const T*>(f.attended), f.rows, c, kPanel);
-        add_rows(c, f.rows, panel, hidden, static_cast<const T*>(f.x), shared_middle);
-      }
-      normed_rows(shared_middle, f.norm, f.rows, hidden, f.eps, normed);
-#pragma omp for schedule(dynamic, 2)
-      for (long panel = 0; panel < f.gate_up.num_panels(); ++panel) {
-        multiply(f.gate_up, panel, normed, f.rows, c, kPanel);
-        activate(c, f.rows, panel, width, shared_wide);
-      }
-#pragma omp for schedule(dynamic, 2)
-      for (long panel = 0; panel < f.down.num_panels(); ++panel) {
-        multiply(f.down, panel, shared_wide, f.rows, c, kPanel);
-        add_rows(c, f.rows, panel, hidden, shared_middle, static_cast<T*>(f.out));
-      }
+#pragma omp for schedule(static)
+      for (long panel = 0; panel < f.output.num_panels(); ++panel) output(panel, 0, f.rows);
+      normed_rows(middle, f.norm, f.rows, hidden, f.eps, normed, ldn);
+#pragma omp for schedule(static)
+      for (long panel = 0; panel < f.gate_up.num_panels(); ++panel) gate_up(panel, f.rows);
+#pragma omp for schedule(static)
+      for (long panel = 0; panel < f.down.num_panels(); ++panel) down(panel, 0, f.rows);
     }
-    if (brgemm_release) brgemm_release();
   }
 }
-
 
 template <class T>
 void project_rows(const Stage& stage, Project call, const Rows& rows, long layer, void* q) {
@@ -172,18 +185,36 @@ void project_rows(const Stage& stage, Project call, const Rows& rows, long layer
   project<T>(call);
 }
 
+// Seconds that this thread's steps spent in each phase so far: projections, attention, the rest of the layers.
+thread_local double phase_seconds[3];
+
+class PhaseTimer {
+ public:
+  explicit PhaseTimer(int phase) : phase_(phase), begin_(omp_get_wtime()) {}
+  ~PhaseTimer() { phase_seconds[phase_] += omp_get_wtime() - begin_; }
+
+ private:
+  int phase_;
+  double begin_;
+};
+
 // Half steps [from, to): 2·i writes K and V of layer i, 2·i + 1 is its attention and everything behind.
 template <class T>
 void run_stage(const Stage& stage, long from, long to) {
   for (long half = from; half < to; ++half) {
     const long layer = half / 2;
     if (half % 2 == 0) {
+      const PhaseTimer timer(0);
       if (stage.kv_layers) project_rows<T>(stage, stage.kv_layers[layer]->kv, stage.kv, layer, nullptr);
       if (stage.full_layers) project_rows<T>(stage, stage.full_layers[layer]->project, stage.full, layer, stage.q);
     } else if (stage.full_layers) {
-      attend(Attention<T>{static_cast<const T*>(stage.q), static_cast<T*>(stage.attended), static_cast<const T*>(stage.pool), stage.runs,
-                          stage.num_runs, layer, stage.windows[layer], stage.heads, stage.kv_heads, stage.d, stage.block_size,
-                          (int)stage.num_threads, stage.heads * stage.d, (float)stage.scale});
+      {
+        const PhaseTimer timer(1);
+        attend(Attention<T>{static_cast<const T*>(stage.q), static_cast<T*>(stage.attended), static_cast<const T*>(stage.pool), stage.runs,
+                            stage.num_runs, layer, stage.windows[layer], stage.heads, stage.kv_heads, stage.d, stage.block_size,
+                            (int)stage.num_threads, stage.heads * stage.d, (float)stage.scale});
+      }
+      const PhaseTimer timer(2);
       Finish call = stage.full_layers[layer]->finish;
       call.x = call.out = stage.full.x, call.attended = stage.attended, call.rows = stage.full.rows;
       call.num_threads = stage.num_threads;
@@ -198,3 +229,6 @@ void run_stage(const Stage& stage, long from, long to) {
 extern "C" void shoal_run_stage(int is_bf16, const shoal::Stage* stage, int64_t from, int64_t to) {
   is_bf16 ? shoal::run_stage<shoal::bf16>(*stage, from, to) : shoal::run_stage<float>(*stage, from, to);
 }
+
+// Seconds of the three phases, of steps run by the calling thread.
+extern "C" void shoal_phase_seconds(double* out) { std::copy(shoal::phase_seconds, shoal::phase_seconds + 3, out); }

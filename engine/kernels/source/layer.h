@@ -97,8 +97,10 @@ inline void rotate(float* head, const float* cos, const float* sin, long d) {
 template <class T>
 inline __m512 silu_times(__m512 gate, __m512 up) {
   const __m512 e = exp2<T>(_mm512_mul_ps(gate, _mm512_set1_ps(-1.44269504f)));
-  return _mm512_div_ps(_mm512_mul_ps(gate, up), _mm512_add_ps(e, _mm512_set1_ps(1.0f)));
+  return _mm512_mul_ps(_mm512_mul_ps(gate, up), reciprocal<T>(_mm512_add_ps(e, _mm512_set1_ps(1.0f))));
 }
+
+constexpr long kMostTileRows = 256;  // with the tile unit: their activations share the second-level cache with a panel
 
 // How the rows of a call are cut: by tiles of rows where there are many, else each thread takes columns of all rows.
 struct Cut {
@@ -106,7 +108,7 @@ struct Cut {
   bool by_rows;
 
   Cut(long rows, long num_threads) {
-    const long most = brgemm_bf16 ? 192 : 96, unit = brgemm_bf16 ? 16 : 12;
+    const long most = use_amx ? kMostTileRows : 96, unit = use_amx ? 32 : 12;
     by_rows = rows >= 2 * unit * num_threads;
     const long rounds = (rows + num_threads * most - 1) / (num_threads * most);
     const long even = (rows + rounds * num_threads - 1) / (rounds * num_threads);

@@ -1,6 +1,7 @@
 // Runs of rows over paged slots, and which slots a row sees (query_runs.py says the same in Python). Knows no arithmetic.
 #pragma once
 #include <omp.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -62,7 +63,7 @@ struct Attention {
   }
 };
 
-// Memory of one thread, kept between calls and only ever grown. Aligned to cache lines.
+// Memory of one thread, kept between calls and only ever grown. Aligned to cache lines, or in large pages where it fills some.
 template <class T>
 struct Scratch {
   T* data = nullptr;
@@ -71,7 +72,10 @@ struct Scratch {
   T* at_least(size_t count) {
     if (count > size) {
       std::free(data);
-      data = static_cast<T*>(std::aligned_alloc(64, (count * sizeof(T) + 63) / 64 * 64));
+      constexpr size_t kPage = 2 << 20;
+      const size_t bytes = count * sizeof(T), unit = bytes < kPage / 2 ? 64 : kPage;
+      data = static_cast<T*>(std::aligned_alloc(unit, (bytes + unit - 1) / unit * unit));
+      if (data && unit == kPage) madvise(data, (bytes + unit - 1) / unit * unit, MADV_HUGEPAGE);
       size = data ? count : 0;
       if (!data) std::abort();
     }

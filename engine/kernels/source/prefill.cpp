@@ -2,14 +2,14 @@
 //
 // K and V of the run are packed once, as the word-packed right sides of two matrix products: K transposed, V as it is.
 // Slots that no row sees are packed as zeros without being read. Rows of a tile are (row, head) pairs of one K/V head.
-#include <numeric>
-
 #include "gemm.h"
 #include "paged.h"
 
 namespace shoal {
 namespace {
 
+constexpr long kColumns = 32;                // keys of one panel of K^T
+constexpr long kRowsAtOnce = 32;             // rows whose scores are held at once: they stay in the first-level cache
 constexpr size_t kPackedBytes = 24u << 20;  // K/V heads are packed together up to this
 
 template <class T>
@@ -19,16 +19,18 @@ struct Tiles {
   const Run& run;
   const int32_t* ids;
   long tile_rows, keys;      // of a tile, of a block
-  long words, width;         // of K^T; columns of V (d, to a multiple of 16)
+  long words, width;         // of K^T (zeros beyond d); columns of V (d, to a multiple of 16)
   long first_seen, sink_end;  // slots below first_seen are read only if below sink_end
   long num_blocks;
+  long score_stride, weight_stride;  // an odd count of cache lines: rows then fall into different sets
 
   Tiles(const Attention<T>& call, const Run& run)
       : call(call), run(run), ids(run.ids(call.layer)), words(call.d / Word::kPer), width((call.d + 15) / 16 * 16) {
-    const bool wide = sizeof(T) == 2 && brgemm_bf16;
-    const long unit = wide ? 16 / std::gcd(16L, call.group()) : 1;  // brgemm: whole tiles of 16
-    tile_rows = std::max(unit, (wide ? 128 : 48) / call.group() / unit * unit);
+    const bool tiled = sizeof(T) == 2 && use_amx;
+    if (tiled) words = (words + 15) / 16 * 16;
+    tile_rows = std::max(1L, (tiled ? 192 : 48) / call.group());
     keys = 256;
+    score_stride = keys + 16, weight_stride = keys + 64 / (long)sizeof(T);
     num_blocks = (run.num_slots() + keys - 1) / keys;
     first_seen = seen_from(run, run.start_slot, call.window).low;
     sink_end = seen_from(run, run.num_slots() - 1, call.window).sink;
@@ -49,22 +51,23 @@ struct Tiles {
         const long slot = block * keys + base + i;
         from[i] = is_read(slot) ? call.key(ids, slot) + kv * call.head_stride() : nullptr;
       }
-      pack_keys(from, key_to + base);
+      pack_keys(from, key_to + base / kColumns * words * kColumns + base % kColumns);
       pack_values(from, value, value_to + base / Word::kPer * width);
     }
   }
 
   void pack_keys(const T* const* from, uint32_t* to) const {
+    const long held = call.d / Word::kPer;
     for (long w = 0; w < words; w += 16) {
       const long some = std::min(16L, words - w);
       alignas(64) uint32_t square[16][16];
       for (int i = 0; i < 16; ++i) {
         const uint32_t* row = reinterpret_cast<const uint32_t*>(from[i]);
-        __m512i value = from[i] ? _mm512_maskz_loadu_epi32(lanes(some), row + w) : _mm512_setzero_si512();
+        __m512i value = from[i] ? _mm512_maskz_loadu_epi32(lanes(held - w), row + w) : _mm512_setzero_si512();
         _mm512_store_si512(square[i], value);
       }
       const __m512i step = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), _mm512_set1_epi32(16));
-      for (long k = 0; k < some; ++k) _mm512_storeu_si512(to + (w + k) * keys, _mm512_i32gather_epi32(step, &square[0][k], 4));
+      for (long k = 0; k < some; ++k) _mm512_storeu_si512(to + (w + k) * kColumns, _mm512_i32gather_epi32(step, &square[0][k], 4));
     }
   }
 
@@ -90,85 +93,99 @@ struct Tiles {
     }
   }
 
-  // One row's scores of a block → weights, with the running maximum and sum; returns false when the maximum has not moved.
-  bool weigh(float* scores, long columns, long first, const Seen& seen, T* weights, float& best, float& sum, float& factor) const {
-    const bool whole = seen.low <= first && seen.high >= first + columns;
-    const __m512 scale = _mm512_set1_ps(call.scale), least = _mm512_set1_ps(kNever);
-    __m512 most = least;
-    if (whole) {
-      for (long i = 0; i < columns; i += 16) most = _mm512_max_ps(most, _mm512_loadu_ps(scores + i));
-    } else {
-      const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-      for (long i = 0; i < columns; i += 16) {
-        const __m512i slot = _mm512_add_epi32(lane, _mm512_set1_epi32((int)(first + i)));
-        const __mmask16 low = _mm512_cmpge_epi32_mask(slot, _mm512_set1_epi32((int)seen.low));
-        const __mmask16 high = _mm512_cmplt_epi32_mask(slot, _mm512_set1_epi32((int)seen.high));
-        const __mmask16 sink = _mm512_cmplt_epi32_mask(slot, _mm512_set1_epi32((int)seen.sink));
-        const __m512 s = _mm512_mask_blend_ps((low & high) | sink, least, _mm512_loadu_ps(scores + i));
-        _mm512_storeu_ps(scores + i, s);
-        most = _mm512_max_ps(most, s);
-      }
-    }
-    const float top = _mm512_reduce_max_ps(most) * call.scale;
-    if (!whole && _mm512_reduce_max_ps(most) == kNever && best == kNever) {  // nothing seen yet
-      for (long i = 0; i < columns; i += 16) store(weights + i, _mm512_setzero_ps(), 16);
-      return false;
-    }
-    const bool moved = top > best;
-    if (moved) {
-      factor = __builtin_exp2f(best - top);
-      best = top;
-      sum *= factor;
-    }
-    const __m512 origin = _mm512_set1_ps(best);
-    __m512 total = _mm512_setzero_ps();
+  // What a row does not see of a block counts for nothing.
+  static void hide(float* scores, long columns, long first, const Seen& seen) {
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     for (long i = 0; i < columns; i += 16) {
-      const __m512 p = exp2<T>(_mm512_fmsub_ps(_mm512_loadu_ps(scores + i), scale, origin));
-      total = _mm512_add_ps(total, p);
-      store(weights + i, p, 16);
+      const __m512i slot = _mm512_add_epi32(lane, _mm512_set1_epi32((int)(first + i)));
+      const __mmask16 low = _mm512_cmpge_epi32_mask(slot, _mm512_set1_epi32((int)seen.low));
+      const __mmask16 high = _mm512_cmplt_epi32_mask(slot, _mm512_set1_epi32((int)seen.high));
+      const __mmask16 sink = _mm512_cmplt_epi32_mask(slot, _mm512_set1_epi32((int)seen.sink));
+      _mm512_mask_storeu_ps(scores + i, ~((low & high) | sink), _mm512_set1_ps(kNever));
     }
-    sum += _mm512_reduce_add_ps(total);
-    return moved;
+  }
+
+  // Scores of up to 16 (row, head) pairs of a block → weights, with their running maxima and sums, and what was summed before
+  // put on the new maximum. `slot`: of pair 0's row, pair p's row being (p + ahead) / group further on.
+  void weigh(float* scores, long count, long columns, long first, long slot, long ahead, T* weights, float* best, float* total, float* sums) const {
+    const __m512 scale = _mm512_set1_ps(call.scale), least = _mm512_set1_ps(kNever);
+    __m512 each[16];
+    for (auto& one : each) one = least;
+    for (long r = 0; r < count; ++r) {
+      float* own = scores + r * score_stride;
+      const Seen seen = seen_from(run, slot + (r + ahead) / call.group(), call.window);
+      if (seen.low > first || seen.high < first + columns) hide(own, columns, first, seen);
+      __m512 even = least, odd = least;
+      for (long i = 0; i < columns; i += 32) {
+        even = _mm512_max_ps(even, _mm512_loadu_ps(own + i)), odd = _mm512_max_ps(odd, _mm512_loadu_ps(own + i + 16));
+      }
+      each[r] = _mm512_max_ps(even, odd);
+    }
+    const __m512 before = _mm512_loadu_ps(best), after = _mm512_max_ps(before, _mm512_mul_ps(max_each(each), scale));
+    const __m512 factor = exp2<T>(_mm512_sub_ps(before, after));
+    alignas(64) float factors[16], origins[16];
+    _mm512_store_ps(factors, factor);
+    _mm512_store_ps(origins, _mm512_max_ps(after, _mm512_set1_ps(kNever * 1e-3f)));  // so that a row that sees nothing yet weighs nothing
+    _mm512_storeu_ps(best, after);
+    const __mmask16 moved = _mm512_cmp_ps_mask(after, before, _CMP_GT_OQ);
+    for (auto& one : each) one = _mm512_setzero_ps();
+    for (long r = 0; r < count; ++r) {
+      if (moved >> r & 1) {
+        const __m512 by = _mm512_set1_ps(factors[r]);
+        for (long n = r * width; n < (r + 1) * width; n += 16) _mm512_storeu_ps(sums + n, _mm512_mul_ps(_mm512_loadu_ps(sums + n), by));
+      }
+      const __m512 origin = _mm512_set1_ps(origins[r]);
+      const float* own = scores + r * score_stride;
+      __m512 even = _mm512_setzero_ps(), odd = even;
+      for (long i = 0; i < columns; i += 32) {
+        const __m512 p = exp2<T>(_mm512_fmsub_ps(_mm512_loadu_ps(own + i), scale, origin));
+        const __m512 q = exp2<T>(_mm512_fmsub_ps(_mm512_loadu_ps(own + i + 16), scale, origin));
+        even = _mm512_add_ps(even, p), odd = _mm512_add_ps(odd, q);
+        store32(weights + r * weight_stride + i, p, q);
+      }
+      each[r] = _mm512_add_ps(even, odd);
+    }
+    _mm512_storeu_ps(total, _mm512_fmadd_ps(_mm512_loadu_ps(total), factor, sum_each(each)));
   }
 
   void attend(long kv, long tile, const uint32_t* key_blocks, const uint32_t* value_blocks) const {
     static thread_local Scratch<float> floats;
     static thread_local Scratch<T> numbers;
     const long group = call.group(), first_row = tile * tile_rows, some = std::min(tile_rows, (long)run.num_rows - first_row);
-    const bool wide = sizeof(T) == 2 && brgemm_bf16;
-    const long m = (wide ? tile_rows : some) * group, used = some * group;
-    float* scores = floats.at_least(m * (keys + width + 2));
-    float *sums = scores + m * keys, *best = sums + m * width, *total = best + m;
-    T* query = numbers.at_least(m * (call.d + keys));
-    T* weights = query + m * call.d;
+    const long used = some * group, m = (used + 15) / 16 * 16, ldq = words * Word::kPer;  // pairs beyond `used` come out unused
+    float* scores = floats.at_least(kRowsAtOnce * score_stride + m * (width + 2));
+    float *sums = scores + kRowsAtOnce * score_stride, *best = sums + m * width, *total = best + m;
+    T* query = numbers.at_least(m * ldq + kRowsAtOnce * weight_stride);
+    T* weights = query + m * ldq;
     std::fill(sums, sums + m * width, 0.0f);
     std::fill(best, best + m, kNever);
     std::fill(total, total + m, 0.0f);
-    if (m > used) std::memset(query + used * call.d, 0, (m - used) * call.d * sizeof(T));
-    if (m > used) std::memset(weights + used * keys, 0, (m - used) * keys * sizeof(T));
-    for (long r = 0; r < some; ++r) {
-      const T* from = call.q + (run.first_row + first_row + r) * call.q_stride + kv * group * call.d;
-      std::memcpy(query + r * group * call.d, from, group * call.d * sizeof(T));
+    std::memset(query, 0, m * ldq * sizeof(T));
+    for (long i = 0; i < used; ++i) {
+      const T* from = call.q + (run.first_row + first_row + i / group) * call.q_stride + (kv * group + i % group) * call.d;
+      std::memcpy(query + i * ldq, from, call.d * sizeof(T));
     }
     const long start = run.start_slot + first_row;
     const long low = seen_from(run, start, call.window).low, high = start + some;
     for (long block = 0; block * keys < high; ++block) {
       const long first = block * keys;
       if (first + keys <= low && first >= sink_end) continue;
-      const long step = wide ? 64 : 16;
-      const long columns = std::min(keys, (high - first + step - 1) / step * step);
-      gemm<T>(m, columns, call.d, query, call.d, key_blocks + block * key_size(), keys, scores, keys, false);
-      for (long r = 0; r < some; ++r) {
-        const Seen seen = seen_from(run, start + r, call.window);
-        for (long i = r * group; i < (r + 1) * group; ++i) {
-          float factor;
-          if (weigh(scores + i * keys, columns, first, seen, weights + i * keys, best[i], total[i], factor)) {
-            const __m512 by = _mm512_set1_ps(factor);
-            for (long n = i * width; n < (i + 1) * width; n += 16) _mm512_storeu_ps(sums + n, _mm512_mul_ps(_mm512_loadu_ps(sums + n), by));
-          }
+      const uint32_t *own_keys = key_blocks + block * key_size(), *own_values = value_blocks + block * value_size();
+      for (long row = 0; row < used; row += kRowsAtOnce) {
+        const long rows = std::min(kRowsAtOnce, used - row), whole = whole_tiles(rows);
+        const long seen_to = start + (row + rows - 1) / group + 1;  // behind the last slot that these rows see
+        if (first >= seen_to) continue;
+        const long columns = std::min(keys, (seen_to - first + kColumns - 1) / kColumns * kColumns);
+        for (long at = 0; at < columns; at += kColumns) {
+          gemm<T>(whole, kColumns, ldq, query + row * ldq, ldq, own_keys + at * words, kColumns, scores + at, score_stride, false);
         }
+        for (long i = 0; i < rows; i += 16) {
+          const long pair = row + i;
+          weigh(scores + i * score_stride, std::min(16L, rows - i), columns, first, start + pair / group, pair % group,
+                weights + i * weight_stride, best + pair, total + pair, sums + pair * width);
+        }
+        gemm<T>(whole, width, columns, weights, weight_stride, own_values, width, sums + row * width, width, true);
       }
-      gemm<T>(m, width, columns, weights, keys, value_blocks + block * value_size(), width, sums, width, true);
     }
     for (long i = 0; i < used; ++i) {
       const __m512 by = _mm512_set1_ps(1.0f / total[i]);
@@ -191,6 +208,7 @@ void attend_many_rows(const Attention<T>& call, long index) {
     const long num_packs = some * tiles.num_blocks, num_tiles = some * tiles.num_tiles();
 #pragma omp parallel num_threads(call.num_threads)
     {
+      const TileScope scope;
 #pragma omp for schedule(dynamic, 1)
       for (long i = 0; i < num_packs; ++i) {
         uint32_t* head = packed + i / tiles.num_blocks * tiles.head_size();
@@ -204,7 +222,6 @@ void attend_many_rows(const Attention<T>& call, long index) {
         uint32_t* head = packed + i % some * tiles.head_size();
         tiles.attend(kv + i % some, i / some, head, head + tiles.num_blocks * tiles.key_size());
       }
-      if (brgemm_release) brgemm_release();
     }
   }
 }

@@ -48,43 +48,59 @@ inline void store(bf16* p, __m512 value, long count) {
 // A score that counts for nothing: 2^kNever is 0, and unlike −∞ it survives being split into whole and fraction.
 constexpr float kNever = -1e30f;
 
-// 2^x by a polynomial on [−½, ½]; 0 where x is very small (not for −∞). Relative error 1.2e-7 for float, 1e-4 for bfloat16.
+// 2^x by a polynomial of the fraction on [0, 1); 0 where x is very small (not for −∞). Relative error 1e-7 for float, 8e-5 for
+// bfloat16. The last instruction takes the whole part of x itself.
 template <class T>
 inline __m512 exp2(__m512 x) {
-  const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  x = _mm512_sub_ps(x, whole);
+  const __m512 f = _mm512_reduce_ps(x, 0x9);  // x − ⌊x⌋
   __m512 p;
   if constexpr (sizeof(T) == 4) {
-    p = _mm512_set1_ps(1.5403530e-4f);
-    p = _mm512_fmadd_ps(p, x, _mm512_set1_ps(1.3333558e-3f));
-    p = _mm512_fmadd_ps(p, x, _mm512_set1_ps(9.6181291e-3f));
-    p = _mm512_fmadd_ps(p, x, _mm512_set1_ps(5.5504109e-2f));
-    p = _mm512_fmadd_ps(p, x, _mm512_set1_ps(2.4022651e-1f));
-    p = _mm512_fmadd_ps(p, x, _mm512_set1_ps(6.9314718e-1f));
-    p = _mm512_fmadd_ps(p, x, _mm512_set1_ps(1.0f));
+    p = _mm512_set1_ps(1.877576e-3f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(8.98934228e-3f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.58263156e-2f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.40153618e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.93153073e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.99999925e-1f));
   } else {
-    p = _mm512_set1_ps(5.5838280e-2f);
-    p = _mm512_fmadd_ps(p, x, _mm512_set1_ps(2.4263948e-1f));
-    p = _mm512_fmadd_ps(p, x, _mm512_set1_ps(6.9313673e-1f));
-    p = _mm512_fmadd_ps(p, x, _mm512_set1_ps(9.9992456e-1f));
+    p = _mm512_set1_ps(7.80244634e-2f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.26067274e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9583348e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.99925225e-1f));
   }
-  return _mm512_scalef_ps(p, whole);
+  return _mm512_scalef_ps(p, x);
 }
 
-// Lane i of the result is the sum of all lanes of r[i].
-inline __m512 sum_each(const __m512 (&r)[16]) {
+// 1 / x, as exactly as T needs it.
+template <class T>
+inline __m512 reciprocal(__m512 x) {
+  if constexpr (sizeof(T) == 4) return _mm512_div_ps(_mm512_set1_ps(1.0f), x);
+  return _mm512_rcp14_ps(x);
+}
+
+inline void store32(float* p, __m512 low, __m512 high) { _mm512_storeu_ps(p, low), _mm512_storeu_ps(p + 16, high); }
+inline void store32(bf16* p, __m512 low, __m512 high) { _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(high, low)); }
+
+// Lane i of the result is all lanes of r[i] joined by `join`, which is associative.
+template <class Join>
+inline __m512 join_each(const __m512 (&r)[16], Join join) {
   __m512 pairs[8], quads[4];
   for (int i = 0; i < 8; ++i) {
-    pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]), _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]));
+    pairs[i] = join(_mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]), _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]));
   }
   for (int i = 0; i < 4; ++i) {
     __m512d a = _mm512_castps_pd(pairs[2 * i]), b = _mm512_castps_pd(pairs[2 * i + 1]);
-    quads[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    quads[i] = join(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
   }
-  auto fold = [](__m512 a, __m512 b) {
-    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-  };
+  auto fold = [&](__m512 a, __m512 b) { return join(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd)); };
   return fold(fold(quads[0], quads[1]), fold(quads[2], quads[3]));
+}
+
+inline __m512 sum_each(const __m512 (&r)[16]) {
+  return join_each(r, [](__m512 a, __m512 b) { return _mm512_add_ps(a, b); });
+}
+
+inline __m512 max_each(const __m512 (&r)[16]) {
+  return join_each(r, [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); });
 }
 
 }  // namespace shoal
