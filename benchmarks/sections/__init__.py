@@ -1,0 +1,10 @@
+"""The report's sections, in its order. A section is a module with NAME, TITLE and `run(bench) -> list[Table]`.
+
+To add one: write the module, name it here. `bench` (benchmarks/bench.py) has the options and the peers.
+"""
+
+from types import ModuleType
+
+from benchmarks.sections import decoding, first_token, phases, shallow, streams
+
+SECTIONS: dict[str, ModuleType] = {module.NAME: module for module in (first_token, decoding, streams, shallow, phases)}
