@@ -56,8 +56,9 @@ proto-check: $(PROTO_VENV)/.installed ## Fail when src/shoal/pb differs from wha
 	@$(PROTOC) --python_out=build/pb --pyi_out=build/pb --grpc_python_out=build/pb $(PROTOS)
 	@diff -r -x __pycache__ -x __init__.py build/pb/shoal/pb src/shoal/pb && echo "generated code is up to date"
 
-bench: $(STAMP) ## Measure this checkout (see benchmarks/)
-	$(BIN)/python -m benchmarks
+bench: $(STAMP) ## Shoal beside vLLM, llama.cpp and transformers, into docs/benchmarks.md (BENCH="--quick --section NAME")
+	$(BIN)/python -m pip install --quiet -c constraints-cpu.txt matplotlib
+	$(BIN)/python -m benchmarks --report docs/benchmarks.md $(BENCH)
 
 validate: $(STAMP) ## Compare the cost model with published figures (DATA=folder adds measurements)
 	$(BIN)/python -m shoal.simulator.validation $(if $(DATA),--data $(DATA))

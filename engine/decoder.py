@@ -6,7 +6,7 @@ from typing import Self
 import torch
 import torch.nn.functional as F
 
-from shoal.engine.backends import choose_backend
+from shoal.engine.backends import Backend, choose_backend
 from shoal.engine.kv_pool import KvPool
 from shoal.engine.layer_backend import Ends, StageRows, StageWork, WholeSteps
 from shoal.engine.rope import Rotation, inverse_frequencies, rotation
@@ -23,18 +23,18 @@ __all__ = ["Decoder", "ForwardPass", "HeldLayers", "LoadReport"]
 class Decoder:
     """Weights, or the part of them that is held, and how to run them. Thread-safe as far as the pools given to it are."""
 
-    def __init__(self, weights: ModelWeights, *, dtype: DType, backend: str = "auto", device: torch.device | str = "cpu") -> None:
+    def __init__(self, weights: ModelWeights, backend: Backend, device: torch.device) -> None:
+        """`backend` holds the layers already."""
         self.config: DecoderConfig = weights.config
-        self.device = torch.device(device)
-        self.backend = choose_backend(backend, self.config, dtype, self.device)
+        self.device = device
+        self.backend = backend
         self.frequencies = inverse_frequencies(self.config.rope, self.config.shape.head_dim, self.device)
         self.embedding, self.final_norm, self.head = weights.embedding, weights.final_norm, weights.head
-        self.layers = self.backend.layers
-        self.layers.hold(weights.layers, weights.kv_only)
+        self.layers = backend.layers
         self.whole_steps: WholeSteps | None = None
         if self.embedding is not None and self.final_norm is not None and self.head is not None:
             ends = Ends(self.frequencies, self.embedding, self.final_norm, self.head)
-            self.whole_steps = self.layers.whole_steps(ends) if len(weights.layers) == self.config.shape.num_layers else None
+            self.whole_steps = self.layers.whole_steps(ends) if weights.num_layers == self.config.shape.num_layers else None
 
     @classmethod
     def load(
@@ -47,13 +47,15 @@ class Decoder:
         device: torch.device | str = "cpu",
         progress: Callable[[int, int], None] | None = None,
     ) -> tuple[Self, LoadReport]:
-        """Read the held layers of a model's files, and only those.
+        """Read the held layers of a model's files, and only those, each handed to the back end before the next is read.
 
         `backend`: "native" (compiled kernels), "torch", or "auto", the first where it works and else the second. Raises
         InvalidConfig for unusable files, an unknown back end, or "native" where it does not work.
         """
-        weights, report = load_weights(model, held, dtype=dtype, device=str(device), progress=progress)
-        return cls(weights, dtype=dtype, backend=backend, device=device), report
+        device = torch.device(device)
+        chosen = choose_backend(backend, model.config, dtype, device)
+        weights, report = load_weights(model, held, dtype=dtype, device=str(device), progress=progress, take=chosen.layers.hold)
+        return cls(weights, chosen, device), report
 
     def forward(self, segments: Sequence[Segment], pool: KvPool) -> "ForwardPass":
         """Prepare one step over `segments` (at least one); iterating or running the result does all the work."""

@@ -46,7 +46,8 @@ class ModelWeights:
 
     config: DecoderConfig
     embedding: Tensor | None  # [V, h]
-    layers: Mapping[int, LayerWeights]
+    layers: Mapping[int, LayerWeights]  # empty, and so the next, when somebody took the layers while they were read
     kv_only: Mapping[int, KvWeights]
     final_norm: Tensor | None  # [h]
     head: Tensor | None  # [V, h]; the embedding itself when tied and both are held
+    num_layers: int  # held in full, here or by who took them

@@ -1,7 +1,7 @@
 """Loads the weights a worker holds, tensor by tensor, and reports what was read. Knows no attention and no KV."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from shoal.model_files import FileFormat, ModelFiles, Part
 from shoal.types import DType
 
 Progress = Callable[[int, int], None]  # bytes read so far, bytes to read
+Take = Callable[[Mapping[int, LayerWeights], Mapping[int, KvWeights]], None]  # layers in full, layers for K and V alone
 
 _DTYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16}
 _KV_PARTS = (Part.K, Part.V)
@@ -40,16 +41,19 @@ def load_weights(
     dtype: DType,
     device: str = "cpu",
     progress: Progress | None = None,
+    take: Take | None = None,
 ) -> tuple[ModelWeights, LoadReport]:
     """Read only what `held` names, in the given dtype; a quantised file is dequantised in float32 first.
 
+    With `take` every layer is given away as soon as it is read and not kept, so that who keeps layers in a form of its own
+    needs memory for one of them twice, not for all.
     Raises InvalidConfig when the model lacks such layers or a file changed since `open_model`.
     """
     held.check(model.config.shape.num_layers)
     begin = time.monotonic()
     with open_reader(model.format) as reader:
         loader = _Loader(model, held, reader, _DTYPES[dtype], torch.device(device), progress)
-        weights = loader.load()
+        weights = loader.load(take)
         report = LoadReport(
             bytes_read=reader.num_bytes_read,
             tensors_read=reader.num_tensors_read,
@@ -79,16 +83,22 @@ class _Loader:
         self.layers_opened: set[int] = set()
         self.resident_bytes = 0
 
-    def load(self) -> ModelWeights:
+    def load(self, take: Take | None) -> ModelWeights:
         held = self._held
         embedding = self._tensor(Part.EMBEDDING) if held.embedding else None
-        layers = {layer: self._layer(layer) for layer in held.full}
-        kv_only = {layer: self._kv(layer) for layer in held.kv_only}
+        layers: dict[int, LayerWeights] = {}
+        kv_only: dict[int, KvWeights] = {}
+        for layer in held.full:
+            full = {layer: self._layer(layer)}
+            layers.update(full) if take is None else take(full, {})
+        for layer in held.kv_only:
+            kv = {layer: self._kv(layer)}
+            kv_only.update(kv) if take is None else take({}, kv)
         final_norm = self._tensor(Part.FINAL_NORM) if held.head else None
         head: Tensor | None = None
         if held.head:
             head = embedding if self._shares_head else self._tensor(Part.HEAD)
-        return ModelWeights(self._config, embedding, layers, kv_only, final_norm, head)
+        return ModelWeights(self._config, embedding, layers, kv_only, final_norm, head, len(held.full))
 
     @property
     def _shares_head(self) -> bool:

@@ -29,7 +29,7 @@ DTYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16}
 TOLERANCE = {DType.FLOAT32: 2e-5, DType.BFLOAT16: 0.02}
 
 
-@pytest.fixture(params=[(1, False), (2, False), (2, True)], ids=["one-thread", "two-threads", "amx"])
+@pytest.fixture(params=[(1, False), (2, False), (1, True), (2, True)], ids=["one", "two", "one-amx", "two-amx"])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     """Threads, and whether large products go to the tile unit."""
     num_threads, amx = request.param

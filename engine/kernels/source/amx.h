@@ -11,6 +11,12 @@ extern bool use_amx;  // set by `shoal_use_amx`; false: gemm.h's loops do it
 
 constexpr long kTileRows = 16, kTileDepth = 32;  // rows of a tile; numbers of K that one product takes
 
+// Whether products of T go there.
+template <class T>
+inline bool tiled() {
+  return sizeof(T) == 2 && use_amx;
+}
+
 // Configures the thread's tiles, and gives them back: a thread that holds some is slower to switch.
 class TileScope {
  public:
@@ -97,10 +103,10 @@ inline void tile_gemm(long m, long n, long steps, const bf16* a, long lda, const
 
 // c [rows, 32] (rows ldc apart) = x [rows, 32 steps] · panel, rows a multiple of 16, then `then(first row, rows)` for every 32 rows: while the
 // tile unit works on the next ones. The next panel is asked for meanwhile. A deep panel is taken in pieces that stay in the
-// first-level cache.
+// caches.
 template <class Then>
 inline void tile_panel(const bf16* x, long ldx, const uint32_t* panel, long steps, long rows, float* c, long ldc, Then then) {
-  constexpr long kMostSteps = 24;
+  constexpr long kMostSteps = 48;
   const long pieces = (steps + kMostSteps - 1) / kMostSteps, blocks = (rows + 31) / 32;
   const char* ahead = reinterpret_cast<const char*>(panel) + steps * 2048;
   const long lines = (32 + blocks - 1) / blocks;  // of the 32 that a step of the next panel has

@@ -83,7 +83,7 @@ struct Kernel {
       const long piece = p / planes, length = (starts[piece + 1] - starts[piece]) * call.d;
       const T* from = keys[starts[piece]] + p % planes * call.head_stride();
       if (use_amx) {
-        for (long at = 0; at < length; at += lines) _mm_prefetch(reinterpret_cast<const char*>(from + at), _MM_HINT_T0);
+        for (long at = 0; at < length; at += lines) _mm_prefetch(reinterpret_cast<const char*>(from + at), _MM_HINT_T1);
       } else {
         for (long at = 0; at < length; at += lines) (void)*reinterpret_cast<const volatile char*>(from + at);
       }

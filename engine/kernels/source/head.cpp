@@ -42,10 +42,10 @@ void block_scores(const uint32_t* x, const uint32_t* const* weights, long words,
 // Scores of many rows: rows of the head as the left side of a product, x turned as its right side.
 template <class T>
 void chunk_scores(const uint32_t* turned, long columns, const T* head, long chunk, long hidden, float* c, float* out, long rows, long vocab) {
-  const long tiled = use_amx && sizeof(T) == 2 ? chunk / kTileRows * kTileRows : 0;  // the rest is the end of the vocabulary
-  if (tiled) gemm<T>(tiled, columns, hidden, head, hidden, turned, columns, c, columns, false);
-  if (tiled < chunk) {
-    loop_gemm<T>(chunk - tiled, columns, hidden, head + tiled * hidden, hidden, turned, columns, c + tiled * columns, columns, false);
+  const long whole = tiled<T>() ? chunk / kTileRows * kTileRows : 0;  // the rest is the end of the vocabulary
+  if (whole) gemm<T>(whole, columns, hidden, head, hidden, turned, columns, c, columns, false);
+  if (whole < chunk) {
+    loop_gemm<T>(chunk - whole, columns, hidden, head + whole * hidden, hidden, turned, columns, c + whole * columns, columns, false);
   }
   for (long r = 0; r < rows; ++r) {
     for (long i = 0; i < chunk; ++i) out[r * vocab + i] = c[i * columns + r];
@@ -58,7 +58,7 @@ void score(const T* x, const T* norm, const T* head, float* out, long rows, long
   const long words = hidden / Words<T>::kPer;
   T* normed = shared.at_least(rows * hidden);
   for (long r = 0; r < rows; ++r) rms_norm(x + r * hidden, norm, hidden, eps, normed + r * hidden);
-  if (rows >= (use_amx && sizeof(T) == 2 ? 2 : 16)) {
+  if (rows >= (tiled<T>() ? 2 : 16)) {
     static thread_local Scratch<uint32_t> shared_turned;
     const long columns = (rows + 15) / 16 * 16;
     uint32_t* turned = shared_turned.at_least(words * columns);

@@ -13,7 +13,7 @@ namespace {
 // do not fall into the same few sets of a cache.
 template <class T>
 inline long spread(long k) {
-  if (!use_amx) return k;
+  if (!tiled<T>()) return k;
   const long line = 64 / sizeof(T);
   return ((k + line - 1) / line | 1) * line;
 }
@@ -70,9 +70,10 @@ void activate(const float* c, long first, long rows, long panel, long width, T* 
 // to = c + x for one panel's columns.
 template <class X, class To>
 void add_rows(const float* c, long first, long rows, long panel, long n, const X* x, To* to) {
-  for (long i = panel * kPanel; i < std::min(n, (panel + 1) * kPanel); i += 16) {
-    for (long r = first; r < first + rows; ++r) {
-      const __m512 sum = _mm512_add_ps(_mm512_loadu_ps(c + r * kPanel + i - panel * kPanel), load(x + r * n + i, n - i));
+  const long begin = panel * kPanel, end = std::min(n, begin + kPanel);
+  for (long r = first; r < first + rows; ++r) {
+    for (long i = begin; i < end; i += 16) {
+      const __m512 sum = _mm512_add_ps(_mm512_loadu_ps(c + r * kPanel + i - begin), load(x + r * n + i, n - i));
       store(to + r * n + i, sum, n - i);
     }
   }
@@ -80,45 +81,43 @@ void add_rows(const float* c, long first, long rows, long panel, long n, const X
 
 template <class T>
 void project(const Project& p) {
-  static thread_local Scratch<float> shared;
+  static thread_local Scratch<T> shared;
   const Linear& linear = p.linear;
-  const long hidden = linear.k, panels = linear.num_panels(), wide = panels * kPanel, num_heads = p.heads + 2 * p.kv_heads;
-  const long unit = std::lcm(p.d, kPanel), ldx = spread<T>(hidden);  // columns at which heads and panels meet
-  const Cut cut(p.rows, p.num_threads);
-  float* all = cut.by_rows ? nullptr : shared.at_least(whole_tiles(p.rows) * wide);
+  const long hidden = linear.k, panels = linear.num_panels(), num_heads = p.heads + 2 * p.kv_heads, ldx = spread<T>(hidden);
+  const long unit = std::lcm(p.d, kPanel), num_units = (panels * kPanel + unit - 1) / unit;  // columns at which heads and panels meet
+  const Cut cut(p.rows, p.num_threads, tiled<T>());
+  T* shared_x = cut.by_rows ? nullptr : shared.at_least(whole_tiles(p.rows) * ldx);
 #pragma omp parallel num_threads((int)p.num_threads)
   {
     static thread_local Scratch<float> floats;
     static thread_local Scratch<T> numbers;
     const TileScope tiles;
-    T* x = numbers.at_least(whole_tiles(cut.tile) * ldx);
+    float* c = floats.at_least(whole_tiles(cut.tile) * unit);
+    T* x = cut.by_rows ? numbers.at_least(whole_tiles(cut.tile) * ldx) : shared_x;
+    auto heads_of = [&](long index, long first, long rows) {  // one unit: some panels, and the heads that they make
+      const long end = std::min(panels, (index + 1) * (unit / kPanel)), head = index * (unit / p.d);
+      const long heads = std::min(unit / p.d, num_heads - head);
+      for (long panel = index * (unit / kPanel); panel < end; ++panel) {
+        multiply(linear, panel, x, ldx, rows, c + panel * kPanel % unit, unit, [&](long row, long some) {
+          if (panel < end - 1) return;
+          for (long r = row; r < row + some; ++r) {
+            for (long i = 0; i < heads; ++i) emit_head<T>(p, first + r, head + i, c + r * unit + i * p.d);
+          }
+        });
+      }
+    };
     if (cut.by_rows) {
-      float* c = floats.at_least(whole_tiles(cut.tile) * unit);
 #pragma omp for schedule(dynamic, 1) nowait
       for (long tile = 0; tile < cut.num_tiles; ++tile) {
         const long first = tile * cut.tile, rows = std::min(cut.tile, (long)p.rows - first);
         normed_rows(static_cast<const T*>(p.x) + first * hidden, p.norm, rows, hidden, p.eps, x, ldx);
-        for (long panel = 0; panel < panels; ++panel) {
-          const long at = panel * kPanel % unit, head = panel * kPanel / unit * (unit / p.d);
-          const bool complete = at + kPanel == unit || panel == panels - 1;
-          const long heads = complete ? std::min(unit / p.d, num_heads - head) : 0;
-          multiply(linear, panel, x, ldx, rows, c + at, unit, [&](long row, long some) {
-            for (long r = row; r < row + some; ++r) {
-              for (long i = 0; i < heads; ++i) emit_head<T>(p, first + r, head + i, c + r * unit + i * p.d);
-            }
-          });
-        }
+        for (long index = 0; index < num_units; ++index) heads_of(index, first, rows);
       }
     } else {
-      normed_rows(static_cast<const T*>(p.x), p.norm, p.rows, hidden, p.eps, x, ldx);
 #pragma omp for schedule(static)
-      for (long panel = 0; panel < panels; ++panel) {
-        multiply(linear, panel, x, ldx, p.rows, all + panel * kPanel, wide, [](long, long) {});
-      }
+      for (long r = 0; r < p.rows; ++r) normed_rows(static_cast<const T*>(p.x) + r * hidden, p.norm, 1, hidden, p.eps, x + r * ldx, ldx);
 #pragma omp for schedule(static)
-      for (long i = 0; i < p.rows * num_heads; ++i) {
-        emit_head<T>(p, i / num_heads, i % num_heads, all + i / num_heads * wide + i % num_heads * p.d);
-      }
+      for (long index = 0; index < num_units; ++index) heads_of(index, 0, p.rows);
     }
   }
 }
@@ -126,21 +125,21 @@ void project(const Project& p) {
 template <class T>
 void finish(const Finish& f) {
   static thread_local Scratch<float> shared_sums;
-  static thread_local Scratch<T> shared_active;
+  static thread_local Scratch<T> shared_numbers;
   const long hidden = f.output.n, from = f.output.k, width = f.down.k, ldn = spread<T>(hidden), lda = spread<T>(width);
-  const Cut cut(f.rows, f.num_threads);
+  const Cut cut(f.rows, f.num_threads, tiled<T>());
   const long most = whole_tiles(cut.tile);
   float* shared_middle = cut.by_rows ? nullptr : shared_sums.at_least(f.rows * hidden);
-  T* shared_wide = cut.by_rows ? nullptr : shared_active.at_least(most * lda);
+  T* shared_normed = cut.by_rows ? nullptr : shared_numbers.at_least(most * (ldn + lda));
 #pragma omp parallel num_threads((int)f.num_threads)
   {
     static thread_local Scratch<float> floats;
     static thread_local Scratch<T> numbers;
     const TileScope tiles;
-    float* c = floats.at_least(most * (kPanel + hidden));
-    T* normed = numbers.at_least(most * (ldn + lda));
+    float* c = floats.at_least(most * (cut.by_rows ? kPanel + hidden : kPanel));
     float* middle = cut.by_rows ? c + most * kPanel : shared_middle;
-    T* active = cut.by_rows ? normed + most * ldn : shared_wide;
+    T* normed = cut.by_rows ? numbers.at_least(most * (ldn + lda)) : shared_normed;
+    T* active = normed + most * ldn;
     auto output = [&](long panel, long first, long rows) {
       const T* attended = static_cast<const T*>(f.attended) + first * from;
       multiply(f.output, panel, attended, from, rows, c, kPanel, [&](long row, long some) {
@@ -151,10 +150,11 @@ void finish(const Finish& f) {
       multiply(f.gate_up, panel, normed, ldn, rows, c, kPanel,
                [&](long row, long some) { activate(c, row, some, panel, width, active, lda); });
     };
-    auto down = [&](long panel, long first, long rows) {
-      multiply(f.down, panel, active, lda, rows, c, kPanel, [&](long row, long some) {
-        add_rows(c, row, some, panel, hidden, middle, static_cast<T*>(f.out) + first * hidden);
-      });
+    auto down = [&](long panel, long first, long begin, long end) {  // rows [begin, end) of a tile that starts at `first`
+      const float* x = middle + begin * hidden;
+      T* to = static_cast<T*>(f.out) + (first + begin) * hidden;
+      multiply(f.down, panel, active + begin * lda, lda, end - begin, c, kPanel,
+               [&](long row, long some) { add_rows(c, row, some, panel, hidden, x, to); });
     };
     if (cut.by_rows) {
 #pragma omp for schedule(dynamic, 1) nowait
@@ -163,16 +163,21 @@ void finish(const Finish& f) {
         for (long panel = 0; panel < f.output.num_panels(); ++panel) output(panel, first, rows);
         normed_rows(middle, f.norm, rows, hidden, f.eps, normed, ldn);
         for (long panel = 0; panel < f.gate_up.num_panels(); ++panel) gate_up(panel, rows);
-        for (long panel = 0; panel < f.down.num_panels(); ++panel) down(panel, first, rows);
+        for (long at = 0; at < rows; at += kWideRows) {
+          for (long panel = 0; panel < f.down.num_panels(); ++panel) down(panel, first, at, std::min(rows, at + kWideRows));
+        }
       }
     } else {
 #pragma omp for schedule(static)
       for (long panel = 0; panel < f.output.num_panels(); ++panel) output(panel, 0, f.rows);
-      normed_rows(middle, f.norm, f.rows, hidden, f.eps, normed, ldn);
+#pragma omp for schedule(static)
+      for (long r = 0; r < f.rows; ++r) normed_rows(middle + r * hidden, f.norm, 1, hidden, f.eps, normed + r * ldn, ldn);
 #pragma omp for schedule(static)
       for (long panel = 0; panel < f.gate_up.num_panels(); ++panel) gate_up(panel, f.rows);
-#pragma omp for schedule(static)
-      for (long panel = 0; panel < f.down.num_panels(); ++panel) down(panel, 0, f.rows);
+      for (long at = 0; at < f.rows; at += kWideRows) {
+#pragma omp for schedule(static) nowait
+        for (long panel = 0; panel < f.down.num_panels(); ++panel) down(panel, 0, at, std::min((long)f.rows, at + kWideRows));
+      }
     }
   }
 }

@@ -100,16 +100,18 @@ inline __m512 silu_times(__m512 gate, __m512 up) {
   return _mm512_mul_ps(_mm512_mul_ps(gate, up), reciprocal<T>(_mm512_add_ps(e, _mm512_set1_ps(1.0f))));
 }
 
-constexpr long kMostTileRows = 256;  // with the tile unit: their activations share the second-level cache with a panel
+constexpr long kMostTileRows = 512;  // with the tile unit: fewer, and reading the weights takes longer than multiplying by them
+constexpr long kWideRows = 256;      // rows whose activations behind gate and up stay in the second-level cache
 
-// How the rows of a call are cut: by tiles of rows where there are many, else each thread takes columns of all rows.
+// How the rows of a call are cut: by tiles of rows where every thread gets a large one, else each thread takes columns of all
+// rows, so that the weights are read once by all threads together.
 struct Cut {
   long tile, num_tiles;
   bool by_rows;
 
-  Cut(long rows, long num_threads) {
-    const long most = use_amx ? kMostTileRows : 96, unit = use_amx ? 32 : 12;
-    by_rows = rows >= 2 * unit * num_threads;
+  Cut(long rows, long num_threads, bool tiled) {
+    const long most = tiled ? kMostTileRows : 96, unit = tiled ? 32 : 12;
+    by_rows = rows >= (tiled ? 384 : 24) * num_threads;
     const long rounds = (rows + num_threads * most - 1) / (num_threads * most);
     const long even = (rows + rounds * num_threads - 1) / (rounds * num_threads);
     tile = by_rows ? (even + unit - 1) / unit * unit : rows;

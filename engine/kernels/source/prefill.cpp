@@ -26,9 +26,8 @@ struct Tiles {
 
   Tiles(const Attention<T>& call, const Run& run)
       : call(call), run(run), ids(run.ids(call.layer)), words(call.d / Word::kPer), width((call.d + 15) / 16 * 16) {
-    const bool tiled = sizeof(T) == 2 && use_amx;
-    if (tiled) words = (words + 15) / 16 * 16;
-    tile_rows = std::max(1L, (tiled ? 192 : 48) / call.group());
+    if (tiled<T>()) words = (words + 15) / 16 * 16;
+    tile_rows = std::max(1L, (tiled<T>() ? 192 : 48) / call.group());
     keys = 256;
     score_stride = keys + 16, weight_stride = keys + 64 / (long)sizeof(T);
     num_blocks = (run.num_slots() + keys - 1) / keys;
