@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.config.worker import Pool, WorkerConfig
@@ -14,20 +15,40 @@ from shoal.controller.descendants import die_with_parent
 from shoal.router.main import SERVING
 
 
-async def _spawn(arguments: Sequence[str], cpus: Collection[int]) -> asyncio.subprocess.Process:
+@dataclass(frozen=True, slots=True)
+class RunningRouter:
+    """A router process. `http_address` is "" without an HTTP door."""
+
+    address: str
+    http_address: str
+    pid: int
+
+
+@contextlib.asynccontextmanager
+async def process(arguments: Sequence[str], cpus: Collection[int]) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Python with these arguments on these cores, its output a pipe; it ends with us."""
+
     def begin() -> None:
         die_with_parent()
         os.sched_setaffinity(0, cpus)
 
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        *arguments,
-        stdout=asyncio.subprocess.PIPE,
-        preexec_fn=begin,
-    )
+    started = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, preexec_fn=begin
+    )  # fmt: skip
+    try:
+        yield started
+    finally:
+        if started.returncode is None:
+            started.terminate()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(started.wait(), 15)
+        if started.returncode is None:
+            started.kill()
+            await started.wait()
 
 
-async def _line(process: asyncio.subprocess.Process, timeout_s: float = 60.0) -> str:
+async def line_of(process: asyncio.subprocess.Process, timeout_s: float = 60.0) -> str:
+    """The next line it prints. Raises RuntimeError when it ends instead."""
     assert process.stdout is not None
     line = await asyncio.wait_for(process.stdout.readline(), timeout_s)
     if not line:
@@ -36,51 +57,42 @@ async def _line(process: asyncio.subprocess.Process, timeout_s: float = 60.0) ->
 
 
 @contextlib.asynccontextmanager
+async def pinned_router(
+    model: str, visibilities: str, worker_addresses: Sequence[str], cpus: Collection[int], more: Sequence[str] = ()
+) -> AsyncIterator[RunningRouter]:
+    """A router over workers (pool=host:port), once it can serve."""
+    arguments = ["-m", "shoal.router", "--model", model, "--visibilities", visibilities, "--log-level", "warning"]
+    arguments += ["--listen", "127.0.0.1:0", "--local-prefill-tokens", "0"]
+    for address in worker_addresses:
+        arguments += ["--worker", address]
+    async with process([*arguments, *more], cpus) as started:
+        told: dict[str, str] = {}
+        while (line := await line_of(started)) != SERVING:
+            what, _, address = line.rpartition(" ")
+            told[what] = address
+        yield RunningRouter(told["router listening on"], told.get("router serving HTTP on", ""), started.pid)
+
+
+@contextlib.asynccontextmanager
 async def pinned_cluster(
     prefill: WorkerConfig, decode: WorkerConfig, *, prefill_cpus: Collection[int], decode_cpus: Collection[int],
     router_cpus: Collection[int], router_arguments: Sequence[str] = (),
 ) -> AsyncIterator[str]:  # fmt: skip
     """The router's address, once both workers serve. Nothing is left behind."""
-    started: list[asyncio.subprocess.Process] = []
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            addresses = []
-            for config, cpus in ((prefill, prefill_cpus), (decode, decode_cpus)):
-                path = Path(folder) / f"{config.worker_id}.json"
-                path.write_text(json.dumps(config.to_dict()))
-                started.append(await _spawn(["-m", f"shoal.{config.pool}_worker", str(path)], cpus))
-            for config, process in zip((prefill, decode), started, strict=True):
-                addresses.append(f"{config.pool}={json.loads(await _line(process))['address']}")
-            visibilities = ",".join(map(str, prefill.allowed_visibilities))
-            arguments = [
-                "-m",
-                "shoal.router",
-                "--model",
-                prefill.model,
-                "--listen",
-                "127.0.0.1:0",
-                "--visibilities",
-                visibilities,
-                "--local-prefill-tokens",
-                "0",
-            ]
-            for address in addresses:
-                arguments += ["--worker", address]
-            arguments += router_arguments
-            started.append(await _spawn([*arguments, "--log-level", "warning"], router_cpus))
-            line = await _line(started[-1])
-            while await _line(started[-1]) != SERVING:
-                continue
-            yield line.rpartition(" ")[2]
-        finally:
-            for process in reversed(started):
-                if process.returncode is None:
-                    process.terminate()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(process.wait(), 15)
-                if process.returncode is None:
-                    process.kill()
-                    await process.wait()
+    async with contextlib.AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        started = []
+        for config, cpus in ((prefill, prefill_cpus), (decode, decode_cpus)):
+            path = Path(folder) / f"{config.worker_id}.json"
+            path.write_text(json.dumps(config.to_dict()))
+            started.append(await stack.enter_async_context(process(["-m", f"shoal.{config.pool}_worker", str(path)], cpus)))
+        addresses = [
+            f"{config.pool}={json.loads(await line_of(one))['address']}"
+            for config, one in zip((prefill, decode), started, strict=True)
+        ]
+        visibilities = ",".join(map(str, prefill.allowed_visibilities))
+        router = pinned_router(prefill.model, visibilities, addresses, router_cpus, router_arguments)
+        yield (await stack.enter_async_context(router)).address
 
 
 def workers(model: str, dtype: str, visibilities: Sequence[str], **changes: object) -> tuple[WorkerConfig, WorkerConfig]:

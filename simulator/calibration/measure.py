@@ -111,12 +111,15 @@ async def measure(
     return Measured(model, tuple(prefill), tuple(decode), token_budget, crowd)
 
 
-async def ask(client: Asks, token_ids: Sequence[int], max_tokens: int, visibility: Visibility) -> Timeline:
+async def ask(
+    client: Asks, token_ids: Sequence[int], max_tokens: int, visibility: Visibility, *, timeout_s: float | None = None
+) -> Timeline:
     """One greedy request that runs to max_tokens."""
     timeline = Timeline(time.perf_counter())
     sampling = Sampling(max_tokens=max_tokens, ignore_eos=True)
     num_tokens = 0
-    async for event in client.generate(None, token_ids=token_ids, sampling=sampling, visibility=str(visibility)):
+    stream = client.generate(None, timeout_s=timeout_s, token_ids=token_ids, sampling=sampling, visibility=str(visibility))
+    async for event in stream:
         now = time.perf_counter()
         if isinstance(event, Chunk):
             num_tokens += len(event.token_ids)

@@ -3,8 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -13,18 +12,18 @@ from typing import Any, Final
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shoal.cli.calibration_run import Plan, Result, run, spec_of, workers
 from shoal.cli.planning import catalogues, reports_errors, split_list
 from shoal.cli.preflight import check
+from shoal.cli.progress_bar import progress_bar
 from shoal.cli.server_options import Server, server_options
 from shoal.cli.workload import tell_notes
 from shoal.config.serve import ServeConfig
 from shoal.errors import InvalidConfig
 from shoal.model_files import DEFAULT_MODEL, open_model
 from shoal.simulator.calibration.fit import Fit, notes_on_noise
-from shoal.simulator.calibration.measure import Programme, Told
+from shoal.simulator.calibration.measure import Programme
 from shoal.simulator.calibration.points import Residual, residuals
 from shoal.simulator.calibration.profile_file import write_profile
 from shoal.simulator.calibration.scatter import residual_svg
@@ -183,29 +182,9 @@ def plan_of(names: Catalogues, flags: dict[str, Any]) -> Plan:
 
 
 async def _run(server: Server, own: ServeConfig, plan: Plan, names: Catalogues, name: str, source: str) -> Result:
-    with _progress() as told:
+    with progress_bar() as told:
         async with workers(server, own, Console(stderr=True)) as client:
             return await run(client, plan, names, name, source, told)
-
-
-@contextmanager
-def _progress() -> Iterator[Told]:
-    """A bar on stderr while it is a terminal, else a line for every new thing."""
-    if not sys.stderr.isatty():
-        latest = ""
-
-        def line(what: str, num_done: int, total: int) -> None:
-            nonlocal latest
-            if what != latest:
-                latest = what
-                click.echo(f"{what} ({num_done} of {total} done)", err=True)
-
-        yield line
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-        yield lambda what, num_done, total: bar.update(task, description=what, completed=num_done, total=total)
 
 
 def _print(result: Result, rows: Sequence[Residual], out: Path, output: str) -> None:
