@@ -143,7 +143,11 @@ def _write_csv(path: Path, runs: dict[str, list[Run]]) -> None:
         writer.writeheader()
         for mine in runs.values():
             for turn, run in enumerate(mine):
-                writer.writerows({"round": turn, **asdict(answer)} for answer in run.answers)
+                writer.writerows({"round": turn} | _cells(answer) for answer in run.answers)
+
+
+def _cells(answer: Answer) -> dict[str, object]:
+    return {name: round(value, 6) if isinstance(value, float) else value for name, value in asdict(answer).items()}
 
 
 if __name__ == "__main__":

@@ -101,7 +101,10 @@ def table(found: Sequence[Figures], slo: Slo) -> tuple[list[str], list[list[str]
 
 
 def _ms(values: Percentiles) -> str:
-    return " / ".join("–" if value is None else f"{1e3 * value:,.0f}" for value in (values.p50, values.p95, values.p99))
+    shown = (
+        "–" if value is None else f"{1e3 * value:,.{0 if value >= 0.1 else 1}f}" for value in (values.p50, values.p95, values.p99)
+    )
+    return " / ".join(shown)
 
 
 def _errors(each: Figures) -> str:
