@@ -71,6 +71,7 @@ class Attempt:
         self._call: Any = None
         self._prefill_task: asyncio.Task[None] | None = None
         self._failure: ShoalError | None = None
+        self._decode_begun_at = self._prefill_begun_at = 0.0  # as the breakers' clock tells it
         self._at_fault: set[tuple[str, int]] = set()  # of `report.failed` those that failed, rather than refused
         self._decode_debt = _Debt(decode, cost.decode.token_layers)
         self._prefill_debt = _Debt(prefill, cost.prefill.token_layers) if prefill is not None else None
@@ -92,7 +93,7 @@ class Attempt:
         Raises the first error of either leg. A leg that was cancelled by its own worker counts as Unavailable.
         """
         self._decode.hold(self._decode_lost)
-        self._decode.begin()
+        self._decode_begun_at = self._decode.begin()
         if self._prefill is not None:
             self._prefill.hold(self._prefill_lost)
         try:
@@ -133,9 +134,10 @@ class Attempt:
 
     def _judge(self) -> None:
         """What the attempt says of its workers. A prefill worker that was never called is not judged."""
-        self._decode.judge(self._verdict(self._decode, well=AttemptState.DECODING in self.report.progress.times))
+        well = AttemptState.DECODING in self.report.progress.times
+        self._decode.judge(self._verdict(self._decode, well=well), self._decode_begun_at)
         if self._prefill is not None and self._prefill_task is not None:
-            self._prefill.judge(self._verdict(self._prefill, well=self.report.prefill is not None))
+            self._prefill.judge(self._verdict(self._prefill, well=self.report.prefill is not None), self._prefill_begun_at)
 
     def _verdict(self, worker: Worker, *, well: bool) -> bool | None:
         """A worker that was told to go hands over what it has: no fault."""
@@ -207,7 +209,7 @@ class Attempt:
         if self._prefill is None:
             raise InternalError("decode expects a transfer, but nothing was to be prefilled elsewhere")
         self.report.prefill_worker = self._prefill.worker_id
-        self._prefill.begin()
+        self._prefill_begun_at = self._prefill.begin()
         self._prefill_task = asyncio.create_task(self._run_prefill(self._prefill, reserved))
 
     async def _run_prefill(self, worker: Worker, reserved: worker_pb2.Reserved) -> None:

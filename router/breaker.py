@@ -42,6 +42,7 @@ class Breaker:
         self._num_faults = 0
         self._open_s = options.open_s
         self._opened_at = 0.0
+        self._last_fault_at = float("-inf")
 
     def allows(self, now: float) -> bool:
         """Whether a request may be sent."""
@@ -60,8 +61,14 @@ class Breaker:
         """A request has ended well."""
         self.state, self._num_faults, self._open_s = BreakerState.CLOSED, 0, self._options.open_s
 
-    def fail(self, now: float) -> None:
-        """A request has ended by a fault of the worker."""
+    def fail(self, now: float, begun_at: float | None = None) -> None:
+        """A request has ended by a fault of the worker.
+
+        Those that ran side by side count once: one torn pair ends many at a time and says little of the next.
+        """
+        if begun_at is not None and begun_at < self._last_fault_at:
+            return
+        self._last_fault_at = now
         self._num_faults += 1
         if self.state is BreakerState.HALF_OPEN:
             self._open_s = min(self._options.max_open_s, 2 * self._open_s)

@@ -93,16 +93,18 @@ class Worker:
     def breaker_state(self) -> BreakerState:
         return self._breaker.state
 
-    def begin(self) -> None:
-        """An attempt is sent. Whatever its end, `judge` is told."""
-        self._note(lambda: self._breaker.begin(time.monotonic()))
+    def begin(self) -> float:
+        """An attempt is sent. Whatever its end, `judge` is told, with the moment that this returns."""
+        now = time.monotonic()
+        self._note(lambda: self._breaker.begin(now))
+        return now
 
-    def judge(self, verdict: bool | None) -> None:
+    def judge(self, verdict: bool | None, begun_at: float) -> None:
         """An attempt has ended: well, by a fault of this worker (False), or in a way that proves nothing (None)."""
         if verdict is None:
             self._note(self._breaker.give_up)
         else:
-            self._note(self._breaker.succeed if verdict else lambda: self._breaker.fail(time.monotonic()))
+            self._note(self._breaker.succeed if verdict else lambda: self._breaker.fail(time.monotonic(), begun_at))
 
     def _note(self, happens: Callable[[], None]) -> None:
         before = self._breaker.state

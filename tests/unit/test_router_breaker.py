@@ -38,6 +38,20 @@ def test_faults_in_a_row_open_it_and_one_success_between_does_not_let_them_add_u
     assert breaker.state is OPEN and not breaker.allows(11.9) and breaker.waits_s(11.5) == 0.5
 
 
+def test_faults_of_requests_that_ran_side_by_side_count_once() -> None:
+    breaker = Breaker(OPTIONS)
+    for _ in range(20):
+        breaker.fail(5.0, begun_at=4.0)  # one torn pair
+    assert breaker.state is CLOSED
+    breaker.fail(6.0, begun_at=5.5)
+    assert breaker.state is CLOSED
+    breaker.fail(7.0, begun_at=6.5)
+    assert breaker.state is OPEN  # three in a row
+    breaker.begin(9.0)
+    breaker.fail(9.1, begun_at=4.0)  # a straggler: it is not the one that tries
+    assert breaker.state is HALF
+
+
 def test_one_request_probes_and_each_failure_doubles_the_wait_up_to_a_limit() -> None:
     breaker, now = opened(10.0), 10.0
     for open_s in (2.0, 4.0, 7.0, 7.0):
