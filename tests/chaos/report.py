@@ -38,7 +38,7 @@ def _requests(results: Sequence[Result]) -> Table:
     for name in names:
         row(name, [result.verdict.counts.get(name, 0) for result in results])
     row("violations", [len(result.verdict.violations) for result in results])
-    row("kill → error of a request it hit, median / max", [_spread(result.verdict.error_waits_s) for result in results])
+    row("kill → final error of requests it hit, retry included", [_spread(result.verdict.error_waits_s) for result in results])
     row("longest silence of resumed streams, median / max", [_spread(result.verdict.resumed_gaps_s) for result in results])
     row("all given back after the last", [_seconds(result.idle_after_s) for result in results])
     row("seconds, reference apart", [f"{result.seconds:.0f} + {result.reference_s:.0f}" for result in results])
