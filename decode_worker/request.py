@@ -70,8 +70,8 @@ class DecodeRequest:
         self.ended: asyncio.Future[Finish | ShoalError] = loop.create_future()
         self.state = RequestState.QUEUED
         self._clock = clock
-        self.arrived_at = clock() - spec.age_s  # at whichever worker it came first
         self.times: dict[RequestState, float] = {RequestState.QUEUED: clock()}
+        self.arrived_at = self.times[RequestState.QUEUED] - spec.age_s  # at whichever worker it came first
         self.first_token_at: float | None = None
 
     def move(self, state: RequestState) -> None:

@@ -59,6 +59,7 @@ ROWS: Final[Mapping[type[errors.ShoalError], _Row]] = {
     errors.InternalError: _Row(500, "server_error", "internal_error"),
     errors.Unsupported: _Row(501, "invalid_request_error", "unsupported"),
     errors.Unavailable: _Row(503, "server_error", "unavailable", _RETRY),
+    errors.Preempted: _Row(503, "server_error", "unavailable", _RETRY),
     errors.DeadlineExceeded: _Row(504, "timeout_error", "deadline_exceeded"),
 }
 

@@ -36,8 +36,8 @@ async def test_split_local_and_the_single_process_agree(model: Path, budget: int
     results = local_results(model, asks)
     mixed = [replace(ask, local_below=EVERYTHING if index % 2 else 0) for index, ask in enumerate(asks)]
     local = [replace(ask, local_below=EVERYTHING) for ask in asks]
-    decode = make_config(Pool.DECODE, model, token_budget=budget)
-    async with in_process(make_config(Pool.PREFILL, model), decode) as (_, worker, *endpoints):
+    decode = make_config(Pool.DECODE, model, prefix_cache=False, token_budget=budget)
+    async with in_process(make_config(Pool.PREFILL, model, prefix_cache=False), decode) as (_, worker, *endpoints):
         answers = await generate_all([*mixed, *local], *endpoints)
         shape = worker.shape
     for ask, answer, result in zip([*mixed, *local], answers, results * 2, strict=True):
@@ -61,7 +61,7 @@ async def test_a_colocated_worker_needs_no_other(model: Path, text: str) -> None
     ask = Ask(tuple(range(40)), text, max_tokens=8, temperature=0.9, seed=3, num_children=3)
     base = replace(ask, num_children=1)
     alone = [local_child(model, base, child) for child in range(3)]
-    worker = DecodeWorker(make_config(Pool.DECODE, model, colocated=True, token_budget=16))
+    worker = DecodeWorker(make_config(Pool.DECODE, model, prefix_cache=False, colocated=True, token_budget=16))
     endpoint = Endpoint(await worker.start())
     try:
         assert worker.describe().colocated
@@ -78,7 +78,7 @@ async def test_a_colocated_worker_needs_no_other(model: Path, text: str) -> None
 
 
 async def test_cancelled_while_prefilling_gives_everything_back(model: Path) -> None:
-    config = make_config(Pool.DECODE, model, colocated=True, token_budget=1)
+    config = make_config(Pool.DECODE, model, prefix_cache=False, colocated=True, token_budget=1)
     worker = DecodeWorker(config)
     endpoint = Endpoint(await worker.start())
     try:
@@ -105,7 +105,7 @@ async def test_served_short_prompts_run_on_decode_and_give_the_same_tokens(model
     expected = front.local(
         model, (LocalRequest(prompt, Visibility.parse(text), SamplingParams(6, ignore_eos=True)) for prompt, text in asked)
     )
-    async with front.served(model, router={"local_prefill_tokens": 20, "prefill_fallback": True}) as split:
+    async with front.served(model, prefix_cache=False, router={"local_prefill_tokens": 20, "prefill_fallback": True}) as split:
         answers = [(await split.completes(front.ask(prompt, text)))[0] for prompt, text in asked]
         await split.prefill[0].stop()
         later = [(await split.completes(front.ask(prompt, text)))[0] for prompt, text in asked[6:]]

@@ -4,17 +4,24 @@ import asyncio
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from shoal.config.worker import Pool
+from shoal.config.worker import Pool, WorkerConfig
 from shoal.model_files import open_model, write_random_model
 from shoal.types import ModelShape
+from shoal.visibility import Visibility
 from tests.e2e.harness import Answer, Ask, Endpoint, generate, generate_all, in_process, make_config
 from tests.e2e.test_workers import assert_equal, local_results
 
 KINDS = ("full", "speed:2", "speed:3:anchors=12", "speed:1:anchors=0", "pop:2", "pop:1:late")
 BOUNDARIES = (1, 3, 9)
+
+
+def config(pool: Pool, model: Path, worker_id: str = "", **changes: Any) -> WorkerConfig:
+    allowed = tuple(Visibility.parse(kind) for kind in KINDS)
+    return make_config(pool, model, worker_id, allowed_visibilities=allowed, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +62,7 @@ async def in_turn(asks: Sequence[Ask], prefill: Endpoint, decode: Endpoint) -> l
 @pytest.mark.parametrize("kind", KINDS)
 async def test_answers_are_those_without_a_cache(model: Path, shape: ModelShape, kind: str) -> None:
     asks = begin_alike(kind, 0)
-    prefill, decode = (make_config(pool, model, token_budget=29) for pool in Pool)
+    prefill, decode = (config(pool, model, token_budget=29) for pool in Pool)
     async with in_process(prefill, decode) as (_, _, p, d):
         first = await in_turn(asks, p, d)
         turns = [next_turn(ask, answer, seed) for seed, (ask, answer) in enumerate(zip(asks, first, strict=True))]
@@ -74,7 +81,7 @@ async def test_a_prompt_that_is_held_whole_calls_no_prefill(model: Path, shape: 
     rng = random.Random(5)
     prompt = tuple(rng.randrange(512) for _ in range(44))
     asks = [Ask(prompt, f"{kind}:boundary={b}", 4) for kind in KINDS for b in (1, 4, 6)]
-    async with in_process(*(make_config(pool, model) for pool in Pool)) as (_, _, p, d):
+    async with in_process(*(config(pool, model) for pool in Pool)) as (_, _, p, d):
         answers = await in_turn(asks, p, d)
     assert_equal(asks, answers, local_results(model, asks), shape)
     # 44 tokens are five whole blocks: 43 and then 40 and 38 prefill tokens, of which none is left to run
@@ -85,7 +92,7 @@ async def test_a_prompt_that_is_held_whole_calls_no_prefill(model: Path, shape: 
 
 async def test_salts_share_nothing(model: Path) -> None:
     prompt = tuple(range(60))
-    async with in_process(*(make_config(pool, model) for pool in Pool)) as (_, _, p, d):
+    async with in_process(*(config(pool, model) for pool in Pool)) as (_, _, p, d):
         answers = await in_turn([Ask(prompt, "full", cache_salt=salt) for salt in ("", "a", "b", "a", "")], p, d)
     assert [answer.reserved.cached_tokens for answer in answers] == [0, 0, 0, 56, 56]
     assert len({tuple(answer.token_ids) for answer in answers}) == 1
@@ -94,8 +101,8 @@ async def test_salts_share_nothing(model: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 async def test_prefill_runs_only_what_it_does_not_hold(model: Path, shape: ModelShape, kind: str) -> None:
     asks = begin_alike(kind, 1)
-    prefill = make_config(Pool.PREFILL, model, token_budget=23)
-    async with in_process(prefill, make_config(Pool.DECODE, model, prefix_cache=False)) as (_, _, p, d):
+    prefill = config(Pool.PREFILL, model, token_budget=23)
+    async with in_process(prefill, config(Pool.DECODE, model, prefix_cache=False)) as (_, _, p, d):
         answers = await in_turn(asks, p, d) + await generate_all(asks, p, d)
         load = await p.idle(Pool.PREFILL)
     assert_equal(asks * 2, answers, local_results(model, asks * 2), shape)
@@ -112,9 +119,9 @@ async def test_both_sides_hold_different_parts(model: Path, shape: ModelShape) -
     rng = random.Random(9)
     base = tuple(rng.randrange(512) for _ in range(80))
     asks = [Ask(base[:n], kind, 3) for kind in KINDS for n in (30, 80, 60)]
-    async with in_process(*(make_config(pool, model) for pool in Pool)) as (_, _, p, d):
+    async with in_process(*(config(pool, model) for pool in Pool)) as (_, _, p, d):
         first = await in_turn(asks[::3], p, d)  # both hold what it begins with
-        async with in_process(make_config(Pool.PREFILL, model, "other"), make_config(Pool.DECODE, model, "d2")) as (_, _, _, d2):
+        async with in_process(config(Pool.PREFILL, model, "other"), config(Pool.DECODE, model, "d2")) as (_, _, _, d2):
             await in_turn(asks[1::3], p, d2)  # prefill holds more than the first decode worker does
             second = await in_turn(asks[2::3], p, d)
     answers = [*first, *second]
@@ -128,7 +135,7 @@ async def test_nothing_is_kept_of_what_was_not_finished(model: Path, shape: Mode
     rng = random.Random(3)
     asks = [ask for seed in range(4) for kind in KINDS for ask in begin_alike(kind, seed, 2)]
     kept: list[tuple[Ask, Answer]] = []
-    pools = (make_config(pool, model, num_blocks=260, token_budget=16, max_running_requests=6) for pool in Pool)
+    pools = (config(pool, model, num_blocks=260, token_budget=16, max_running_requests=6) for pool in Pool)
     async with in_process(*pools) as (_, _, p, d):
 
         async def live(ask: Ask) -> None:
