@@ -24,13 +24,14 @@ class Decoder:
     """Weights, or the part of them that is held, and how to run them. Thread-safe as far as the pools given to it are."""
 
     def __init__(self, weights: ModelWeights, backend: Backend, device: torch.device) -> None:
-        """`backend` holds the layers already."""
+        """`backend` is given the layers that `weights` has; it may hold layers already."""
         self.config: DecoderConfig = weights.config
         self.device = device
         self.backend = backend
         self.frequencies = inverse_frequencies(self.config.rope, self.config.shape.head_dim, self.device)
         self.embedding, self.final_norm, self.head = weights.embedding, weights.final_norm, weights.head
         self.layers = backend.layers
+        self.layers.hold(weights.layers, weights.kv_only)
         self.whole_steps: WholeSteps | None = None
         if self.embedding is not None and self.final_norm is not None and self.head is not None:
             ends = Ends(self.frequencies, self.embedding, self.final_norm, self.head)

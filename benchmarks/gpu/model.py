@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.gpu.sizes import Sizes
+from shoal.engine.backends import choose_backend
 from shoal.engine.decoder import Decoder
 from shoal.engine.dtypes import torch_dtype
 from shoal.engine.kv_pool import KvPool
@@ -26,7 +27,8 @@ class Bench:
     @classmethod
     def make(cls, sizes: Sizes, device: torch.device) -> "Bench":
         shape = sizes.config.shape
-        decoder = Decoder(_random_weights(sizes, device), dtype=sizes.dtype, device=device)
+        backend = choose_backend("auto", sizes.config, sizes.dtype, device)
+        decoder = Decoder(_random_weights(sizes, device), backend, device)
         most = max(context * max(batches) for context, batches in sizes.decode)
         num_blocks = shape.num_layers * (max(most, sizes.long_length) // sizes.block_size + 2 * 64)
         pool = KvPool(shape, num_blocks, sizes.block_size, sizes.dtype, device)
@@ -87,4 +89,4 @@ def _random_weights(sizes: Sizes, device: torch.device) -> ModelWeights:
         for layer in range(shape.num_layers)
     }
     embedding, head = random(shape.vocab_size, shape.hidden_size), random(shape.vocab_size, shape.hidden_size)
-    return ModelWeights(sizes.config, embedding, layers, {}, norm(), head)
+    return ModelWeights(sizes.config, embedding, layers, {}, norm(), head, shape.num_layers)
