@@ -4,6 +4,7 @@ Runs under each peer's own Python: nothing but the standard library may be impor
 "num_tokens": n} → {"marks": [[seconds of each of n tokens]…]}, measured from the moment when the ids are handed to the engine.
 """
 
+import ctypes
 import json
 import os
 import sys
@@ -14,7 +15,8 @@ Steps = Iterator[list[int]]  # one step of the engine: the indices of the prompt
 
 
 def serve(load: Callable[[dict], tuple[str, Callable[[list[list[int]], int], Steps]]]) -> None:
-    """Load the engine with the options of the first line, then answer until stdin ends."""
+    """Load the engine with the options of the first line, then answer until stdin ends or whoever asks is gone."""
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: a stopped process would not see the end of its stdin
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print goes to stderr
     about, generate = load(json.loads(sys.stdin.readline()))
