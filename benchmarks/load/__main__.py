@@ -3,9 +3,6 @@
 import asyncio
 import csv
 import json
-import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -13,21 +10,16 @@ from typing import Any
 
 import click
 
-from benchmarks.load.asks import plan
-from benchmarks.load.figures import Figures, figures, table
-from benchmarks.load.loops import Answer, Caller, Run, closed_loop, open_loop
-from benchmarks.load.options import Options, visibilities_of
+from benchmarks.load.figures import figures, table
+from benchmarks.load.loops import Answer, Run
+from benchmarks.load.options import Options
+from benchmarks.load.run import Own, run
 from benchmarks.markdown import markdown
-from benchmarks.pinned_cluster import pinned_cluster, workers
 from shoal.cli.planning import reports_errors
-from shoal.cli.progress_bar import Told, progress_bar
+from shoal.cli.progress_bar import progress_bar
 from shoal.cli.server_options import Server, server_options
-from shoal.client import AsyncClient, Retry
-from shoal.config.disaggregation import LOCAL_PREFILL_TOKENS
-from shoal.model_files import DEFAULT_MODEL, open_model
-from shoal.simulator.calibration.measure import ask
+from shoal.model_files import DEFAULT_MODEL
 from shoal.types import DType
-from shoal.visibility import Visibility
 
 _address = click.option("--address", "-a", metavar="HOST:PORT", help="A running router; default: a cluster started for this.")
 _trace = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -64,9 +56,10 @@ def command(server: Server, **flags: Any) -> None:
     Prompts are random tokens of the seed, answers run to their length. A cluster of its own is one prefill and one decode
     worker, each on half of the cores, and a router with `shoal serve`'s rule for short prompts.
     """
-    options = Options.of(flags)
+    options, own = Options.of(flags), Own(flags["model"], flags["dtype"])
     with progress_bar() as told:
-        found, runs, notes = asyncio.run(_run(server, options, flags, told))
+        runs, notes = asyncio.run(run(server, own, options, told))
+    found = [figures(text, mine, options.slo) for text, mine in runs.items()]
     if flags["csv_path"] is not None:
         _write_csv(flags["csv_path"], runs)
     if flags["as_json"]:
@@ -74,65 +67,6 @@ def command(server: Server, **flags: Any) -> None:
         click.echo(json.dumps({"about": about, "visibilities": [asdict(each) for each in found]}, indent=1))
         return
     click.echo("\n".join([options.workload, *notes, "", *markdown(*table(found, options.slo))]))
-
-
-async def _run(
-    server: Server, options: Options, flags: dict[str, Any], told: Told
-) -> tuple[list[Figures], dict[str, list[Run]], list[str]]:
-    """(Figures, runs by visibility, what is to be known of them)."""
-    told("starting", 0, len(options.requests))
-    async with _service(server, flags) as (client, where):
-        info = await client.model_info()
-        texts = visibilities_of(flags["visibilities"], info.num_layers)
-        shown = {text: Visibility.parse(text).resolve(info.num_layers, 1) for text in texts}
-        asks, clipped = plan(options.requests, options.fit(info.max_context_length))
-        total = options.rounds * len(texts) * len(asks)
-        runs: dict[str, list[Run]] = {text: [] for text in texts}
-        num_done = 0
-        for turn in range(options.rounds):
-            prompts = [one.token_ids(f"{options.seed}/{turn}", info.vocab_size) for one in asks]
-            for text, visibility in shown.items():
-
-                def done(text: str = text) -> None:
-                    nonlocal num_done
-                    num_done += 1
-                    told(text, num_done, total)
-
-                await _warm_up(client, visibility)
-                caller = Caller(client, visibility, text, prompts, options.timeout_s, done)
-                if options.num_callers is None:
-                    runs[text].append(await open_loop(caller, asks))
-                else:
-                    runs[text].append(await closed_loop(caller, asks, options.num_callers, options.duration_s))
-    notes = [where, *filter(None, [clipped.words()])]
-    return [figures(text, mine, options.slo) for text, mine in runs.items()], runs, notes
-
-
-@asynccontextmanager
-async def _service(server: Server, flags: dict[str, Any]) -> AsyncIterator[tuple[AsyncClient, str]]:
-    """A client that never retries, of the given router or of a cluster started for this; and which of them."""
-    once = Retry(attempts=1)
-    if server.address:
-        async with server.connect_async(once) as client:
-            yield client, f"the service at {server.address}"
-        return
-    cpus = sorted(os.sched_getaffinity(0))
-    half = (len(cpus) + 1) // 2
-    ours, theirs = cpus[:half], cpus[half:] or cpus
-    texts = visibilities_of(flags["visibilities"], open_model(flags["model"]).config.shape.num_layers)
-    prefill, decode = workers(flags["model"], flags["dtype"], texts, num_threads=min(len(ours), len(theirs)))
-    more = ("--local-prefill-tokens", str(LOCAL_PREFILL_TOKENS))
-    cluster = pinned_cluster(
-        prefill, decode, prefill_cpus=ours, decode_cpus=theirs, router_cpus=cpus, router_arguments=more
-    )  # fmt: skip
-    async with cluster as address, AsyncClient(address, retry=once) as client:
-        yield client, f"{flags['model']}, {flags['dtype']}, prefill on cores {ours}, decode on {theirs}, the rest on all"
-
-
-async def _warm_up(client: AsyncClient, visibility: Visibility) -> None:
-    """One request of each kind of prompt, prefilled on either worker, of tokens that the load does not use."""
-    for length in (16, LOCAL_PREFILL_TOKENS + 64):
-        await ask(client, [7] * length, 4, visibility)
 
 
 def _write_csv(path: Path, runs: dict[str, list[Run]]) -> None:

@@ -50,7 +50,7 @@ class Caller:
     label: str
     prompts: Sequence[Sequence[int]]  # by request: drawn beforehand, for drawing takes time
     timeout_s: float
-    told: Callable[[], None]
+    told: Callable[[str], None]
 
     async def send(self, index: int, one: Ask, began_s: float, due_s: float | None) -> Answer:
         sent_s = time.perf_counter()
@@ -59,9 +59,9 @@ class Caller:
         try:
             timeline = await ask(self.client, self.prompts[index], one.max_tokens, self.visibility, timeout_s=self.timeout_s)
         except ShoalError as error:
-            self.told()
+            self.told(self.label)
             return replace(base, status=to_status(error).name, total_s=time.perf_counter() - sent_s)
-        self.told()
+        self.told(self.label)
         done, moments = timeline.completion, timeline.moments
         assert done is not None
         num_tokens = moments[-1][1]

@@ -13,12 +13,14 @@ from shoal.simulator.units import parse_rate, parse_seconds, parse_tokens
 from shoal.simulator.workload.distributions import Arrivals, Lengths, drawn
 from shoal.simulator.workload.requests import SimRequest, in_order, limited, scaled
 from shoal.simulator.workload.trace_files import TraceNotes, read_trace
+from shoal.visibility import Visibility
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """The workload and its measures."""
 
+    visibilities: str | None  # None: by the model's depth
     num_callers: int | None  # None: an open loop
     requests: tuple[SimRequest, ...]
     duration_s: float | None  # of arrivals
@@ -43,6 +45,8 @@ class Options:
             raise InvalidConfig("--rate-scale and --scale-lengths change a trace: give --trace, or drawn lengths and --rate")
         if path is not None and flags["turns"] != 1:
             raise InvalidConfig("--turns makes conversations of drawn requests; a trace shares what it says it shares")
+        if flags["visibilities"] is not None:
+            visibilities_of(flags["visibilities"], 1)
         for name in ("requests", "rounds") if callers is None else ("requests", "rounds", "callers"):
             if flags[name] < 1:
                 raise InvalidConfig(f"--{name} must be at least 1")
@@ -57,8 +61,10 @@ class Options:
             raise InvalidConfig("no request is left to send: raise --requests or --duration")
         loop = f"{callers} callers, each waits for its answer" if callers else f"arrivals over {requests[-1].arrival_s:.1f} s"
         return cls(
-            callers, requests, duration_s, flags["scale_lengths"], flags["system_tokens"], flags["turns"], flags["seed"],
-            flags["rounds"], slo, parse_seconds(flags["timeout"]), f"{words}; {loop}; seed {flags['seed']}",
+            visibilities=flags["visibilities"], num_callers=callers, requests=requests, duration_s=duration_s,
+            scale=flags["scale_lengths"], system_tokens=flags["system_tokens"], turns=flags["turns"], seed=flags["seed"],
+            rounds=flags["rounds"], slo=slo, timeout_s=parse_seconds(flags["timeout"]),
+            workload=f"{words}; {loop}; seed {flags['seed']}",
         )  # fmt: skip
 
     def fit(self, context: int) -> Fit:
@@ -94,6 +100,8 @@ def visibilities_of(text: str | None, num_layers: int) -> tuple[str, ...]:
         found = tuple(split_list((text,)))
         if not found:
             raise InvalidConfig("--visibilities is empty; name some, as in full,speed:22,pop:20")
+        for each in found:
+            Visibility.parse(each)
         return found
     depths = (max(1, round(num_layers * share / 30)) for share in (22, 20))
     return ("full", *(f"{kind}:{depth}" for kind, depth in zip(("speed", "pop"), depths, strict=True)))

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import sys
-from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,12 @@ from typing import Any
 import click
 
 from benchmarks.markdown import markdown
-from benchmarks.pinned_cluster import line_of, pinned_router, process
-from benchmarks.router.doors import Door, Grpc, Http, Worker
-from benchmarks.router.measure import Cost, Programme, cpu_s, measure
+from benchmarks.router.measure import Cost, Programme
+from benchmarks.router.run import DOORS, run
 from shoal.cli.planning import reports_errors, split_list
-from shoal.cli.progress_bar import Told, progress_bar
+from shoal.cli.progress_bar import progress_bar
 from shoal.errors import InvalidConfig
 
-_DOORS = ("grpc", "http")
-_IDLE_S = 3.0
 _HEADINGS = (
     "door", "streams", "first token, added p50 ms", "p95", "whole answer, added p50 ms", "p95", "CPU µs per token, paced",
     "at full speed", "tokens/s per core", "tokens/s measured",
@@ -29,7 +25,7 @@ _HEADINGS = (
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--streams", default="1,4,16,64", metavar="LIST", help="Streams at once.")
-@click.option("--doors", default=",".join(_DOORS), metavar="LIST", help="Of the router: grpc, http.")
+@click.option("--doors", default=",".join(DOORS), metavar="LIST", help="Of the router: grpc, http.")
 @click.option("--probes", default=100, help="Requests whose latency is compared, at each number of streams.")
 @click.option("--rate", default=20, help="Tokens a second of a stream at a human pace.")
 @click.option("--tokens", default=512, help="Tokens of a stream at full speed.")
@@ -45,7 +41,7 @@ def command(**flags: Any) -> None:
     """
     programme, doors = _programme(flags)
     with progress_bar() as told:
-        costs, idle = asyncio.run(_run(flags["model"], flags["router_cpu"], programme, doors, told))
+        costs, idle = asyncio.run(run(flags["model"], flags["router_cpu"], programme, doors, told))
     if flags["as_json"]:
         rows = [asdict(cost) | {"tokens_per_core_s": cost.tokens_per_core_s} for cost in costs]
         click.echo(json.dumps({"idle_cpu_share": idle, "costs": rows}, indent=1))
@@ -62,42 +58,13 @@ def _programme(flags: dict[str, Any]) -> tuple[Programme, tuple[str, ...]]:
         if flags[name] < 1:
             raise InvalidConfig(f"--{name} must be at least 1")
     doors = tuple(split_list((flags["doors"],)))
-    if not doors or not set(doors) <= set(_DOORS):
-        raise InvalidConfig(f"--doors {flags['doors']} should be some of {', '.join(_DOORS)}")
+    if not doors or not set(doors) <= set(DOORS):
+        raise InvalidConfig(f"--doors {flags['doors']} should be some of {', '.join(DOORS)}")
     cpus = os.sched_getaffinity(0)
     if flags["router_cpu"] is not None and not (flags["router_cpu"] in cpus and len(cpus) > 1):
         raise InvalidConfig(f"--router-cpu {flags['router_cpu']} needs two cores, and to be one of {sorted(cpus)}")
     programme = Programme(tuple(map(int, texts)), flags["probes"], flags["rate"], 3 * flags["rate"], flags["tokens"])
     return programme, doors
-
-
-async def _run(
-    model: str, router_cpu: int | None, programme: Programme, doors: tuple[str, ...], told: Told
-) -> tuple[list[Cost], float]:
-    """(Figures, the share of a core that the idle router takes)."""
-    cpus = os.sched_getaffinity(0)
-    mine, routers = (cpus, cpus) if router_cpu is None else (cpus - {router_cpu}, {router_cpu})
-    os.sched_setaffinity(0, mine)
-    total, costs = len(programme.streams) * len(doors), list[Cost]()
-    async with AsyncExitStack() as stack:
-        told("starting", 0, total)
-        worker = await stack.enter_async_context(process(["-m", "benchmarks.router.null_worker", model], mine))
-        address = json.loads(await line_of(worker))["address"]
-        more = ("--http-listen", "127.0.0.1:0", "--max-wait-s", "0")
-        router = await stack.enter_async_context(pinned_router(model, "full", [f"decode={address}"], routers, more))
-        direct = await stack.enter_async_context(Worker(address))
-        made: dict[str, Door] = {
-            "grpc": await stack.enter_async_context(Grpc(router.address)),
-            "http": await stack.enter_async_context(Http(router.http_address)),
-        }
-        before_s = cpu_s(router.pid)
-        await asyncio.sleep(_IDLE_S)
-        idle = (cpu_s(router.pid) - before_s) / _IDLE_S
-        for name in doors:
-            for streams in programme.streams:
-                told(f"{name}, {streams} streams", len(costs), total)
-                costs.append(await measure(name, direct, made[name], router.pid, streams, programme))
-    return costs, idle
 
 
 def _cells(cost: Cost) -> list[str]:

@@ -97,7 +97,7 @@ class Scripted:
 
 
 def caller(client: Scripted, asks: list[Ask]) -> Caller:
-    return Caller(client, Visibility(boundary_tokens=1), "full", prompts(asks), 5.0, lambda: None)
+    return Caller(client, Visibility(boundary_tokens=1), "full", prompts(asks), 5.0, lambda text: None)
 
 
 async def test_a_closed_loop_keeps_its_callers_busy_and_an_error_is_an_outcome() -> None:
@@ -137,6 +137,8 @@ def test_depths_follow_the_model() -> None:
         (["--length-cv", "-1"], "CV"),
         (["--trace", "TRACE", "--rate", "1/s"], "--rate-scale"),
         (["--trace", "TRACE", "--turns", "2"], "--turns"),
+        (["--visibilities", ","], "--visibilities is empty"),
+        (["--visibilities", "deep:3"], "deep"),
         (["--trace", "TRACE"], "unknown trace format"),
     ],
 )
