@@ -24,7 +24,7 @@ class Door(Protocol):
     async def stream(self, num_tokens: int, rate: int = 0) -> float:
         """Seconds to the first token of a streamed answer, which is read to its end."""
 
-    async def whole(self, num_tokens: int) -> float:
+    async def whole(self, num_tokens: int, rate: int = 0) -> float:
         """Seconds to a whole answer that is not streamed."""
 
 
@@ -43,9 +43,9 @@ class Worker:
         assert first_s is not None
         return first_s
 
-    async def whole(self, num_tokens: int) -> float:
+    async def whole(self, num_tokens: int, rate: int = 0) -> float:
         begin = time.perf_counter()
-        async for _ in self._call(num_tokens, 0):
+        async for _ in self._call(num_tokens, rate):
             continue
         return time.perf_counter() - begin
 
@@ -75,9 +75,9 @@ class Grpc:
         assert first_s is not None
         return first_s
 
-    async def whole(self, num_tokens: int) -> float:
+    async def whole(self, num_tokens: int, rate: int = 0) -> float:
         begin = time.perf_counter()
-        async for _ in self._call(num_tokens, 0, stream=False):
+        async for _ in self._call(num_tokens, rate, stream=False):
             continue
         return time.perf_counter() - begin
 
@@ -117,9 +117,9 @@ class Http:
         assert first_s is not None
         return first_s
 
-    async def whole(self, num_tokens: int) -> float:
+    async def whole(self, num_tokens: int, rate: int = 0) -> float:
         begin = time.perf_counter()
-        reader, writer, length = await self._ask({"max_tokens": num_tokens, "seed": 0})
+        reader, writer, length = await self._ask({"max_tokens": num_tokens, "seed": rate})
         await reader.readexactly(length)
         self._idle.append((reader, writer))
         return time.perf_counter() - begin

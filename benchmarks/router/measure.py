@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from benchmarks.router.doors import Door
 from shoal.simulator.cluster.outcome import Percentiles
 
-WHOLE_TOKENS = 16  # of an answer that is not streamed, given at once
+WHOLE_TOKENS, WHOLE_RATE = 4, 100  # of an answer that is not streamed; tokens a second, as a worker's steps give them
 FIRST_TOKENS = 4  # of a stream whose first token is timed
 
 
@@ -66,7 +66,7 @@ async def _added(direct: Door, door: Door, streams: int, programme: Programme) -
     first, whole = [], []
     async with _beside(door, streams - 1, programme.rate):
         for turn in range(programme.probes + 5):
-            pairs = [(await each.stream(FIRST_TOKENS), await each.whole(WHOLE_TOKENS)) for each in (direct, door)]
+            pairs = [(await each.stream(FIRST_TOKENS), await each.whole(WHOLE_TOKENS, WHOLE_RATE)) for each in (direct, door)]
             if turn >= 5:  # the others warm up
                 first.append(pairs[1][0] - pairs[0][0])
                 whole.append(pairs[1][1] - pairs[0][1])

@@ -16,7 +16,7 @@ def run(bench: Bench) -> list[Table]:
     programme = Programme(probes=60, fast_tokens=256)
     costs, idle = asyncio.run(run_router(bench.options.model, None, programme, DOORS, lambda what, num_done, total: None))
     bench.say(f"{TITLE}: done")
-    added = "What the router adds to a stream's first token and to a whole answer of 16 tokens, beside streams of 20 tokens/s."
+    added = "What the router adds to a stream's first token and to a whole answer of 4 tokens, beside streams of 20 tokens/s."
     spent = f"CPU time of the router's process per token; idle it takes {1e3 * idle:.1f} ms a second."
     return [
         Table(f"{TITLE}: latency", "door × streams", "ms", tuple(map(_latency, costs)), note=added, is_plotted=False),
