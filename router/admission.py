@@ -24,7 +24,6 @@ from shoal.router.text import Prompt, PromptEncoder
 from shoal.router.tools import Tools, read_messages, read_tools
 from shoal.router.validation import (
     RequestLimits,
-    check_cache_salt,
     check_model,
     check_prompt_length,
     check_text,
@@ -101,7 +100,7 @@ class Admission:
             prompt_logprobs=prompt_logprobs,
             notices=notices,
             turn=turn,
-            cache_salt=check_cache_salt(request.cache_salt),
+            cache_salt=request.cache_salt,
         )
         return Admitted(dispatch, request.stream)
 
@@ -152,7 +151,7 @@ class Admission:
             continuation_ids=continuation,
             notices=notices,
             turn=turn,
-            cache_salt=check_cache_salt(request.cache_salt),
+            cache_salt=request.cache_salt,
         )
         return Admitted(dispatch, streams=False)
 

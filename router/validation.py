@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.errors import InvalidConfig, InvalidRequest, NotFound
-from shoal.placement.prefix_keys import cache_key
 from shoal.visibility import Visibility
 
 
@@ -34,12 +33,6 @@ class RequestLimits:
     def policies(self) -> tuple[Visibility, ...]:
         """The allow-list: what each entry is on this model, without its boundary, each once."""
         return tuple(dict.fromkeys(visibility.resolve(self.num_layers).policy for visibility in self.visibilities))
-
-
-def check_cache_salt(cache_salt: str) -> str:
-    """The salt, when it is short enough. Raises InvalidRequest."""
-    cache_key("", cache_salt)
-    return cache_salt
 
 
 def check_model(model: str, served: str) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -71,14 +72,21 @@ def options(folder: Path, peers: tuple[str, ...]) -> Options:
     return Options("smollm2-135m", "bfloat16", 1, (32,), 2, peers, folder)
 
 
+def process_state(pid: int) -> str:
+    """One letter, as Linux has it."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def test_a_peer_is_asked_over_lines_and_stopped_between(fake: PeerKind, tmp_path: Path) -> None:
     peer = Peer(fake, {"threads": 1}, tmp_path / "log")
     try:
         assert peer.about == "fake 1.0"
         marks = peer.generate([[1, 2], [3]], 4)
         assert [len(own) for own in marks] == [4, 4] and marks[0] == sorted(marks[0])
-        stopped = Path(f"/proc/{peer._process.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        assert stopped == "T"
+        deadline = time.monotonic() + 5
+        while (state := process_state(peer._process.pid)) != "T" and time.monotonic() < deadline:
+            time.sleep(0.01)  # a signal is sent before it is delivered
+        assert state == "T"
         with pytest.raises(PeerFailed, match="fake ended: an unlucky number"):
             peer.generate([[1]], 13)
     finally:

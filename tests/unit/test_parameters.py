@@ -82,7 +82,7 @@ def seen(cluster: Cluster) -> worker_pb2.DecodeRequest:
     """What decode was asked last."""
     message = worker_pb2.DecodeRequest()
     message.CopyFrom(cluster.decode[0].seen[-1])
-    message.request_id = ""
+    message.request_id, message.age_s = "", 0.0
     return message
 
 

@@ -162,7 +162,7 @@ def test_the_command_prints_tables_json_and_a_csv_of_requests(tmp_path: Path) ->
         (("--rate", "1", "--visibility", "speed:33"), "exceeds the model's 32 layers"),
         (("--rate", "1", "--prefill", "1"), "or --colocated instead"),
         (("--rate", "1", "--colocated", "two"), "is no pool"),
-        (("--rate", "1", "--prefix-cache", "1.5"), "prefix cache's share"),
+        (("--rate", "1", "--prefix-cache", "some"), "is not one of 'none', 'prefill', 'decode', 'both'"),
         ((), "either --trace FILE or --rate"),
     ],
 )

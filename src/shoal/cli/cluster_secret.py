@@ -31,7 +31,10 @@ def state_folder(*parts: str) -> Path:
 
 def kept_secret(name: str) -> Path:
     """The secret that all clusters of this user and name share, made on first use. Raises InvalidConfig."""
-    path = state_folder() / f"{''.join(c if c.isalnum() else '_' for c in name)}.cluster-secret"
+    try:
+        path = state_folder() / f"{''.join(c if c.isalnum() else '_' for c in name)}.cluster-secret"
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{error}, or give --cluster-secret-file") from None
     try:
         return new_secret(path)
     except FileExistsError:
