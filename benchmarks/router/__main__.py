@@ -1,6 +1,5 @@
 """`python -m benchmarks.router`: what the router adds to an answer and what a token costs it, as Markdown or JSON."""
 
-import asyncio
 import json
 import os
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import uvloop
 
 from benchmarks.markdown import markdown
 from benchmarks.router.measure import Cost, Programme
@@ -18,8 +18,8 @@ from shoal.cli.progress_bar import progress_bar
 from shoal.errors import InvalidConfig
 
 _HEADINGS = (
-    "door", "streams", "first token, added p50 ms", "p95", "whole answer, added p50 ms", "p95", "CPU µs per token, paced",
-    "at full speed", "tokens/s per core", "tokens/s measured",
+    "door", "streams", "first token without a router, p50 ms", "added p50", "p95", "whole answer, added p50", "p95",
+    "CPU µs per request", "per token, paced", "at full speed", "tokens/s per core", "tokens/s measured",
 )  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def command(**flags: Any) -> None:
     """
     programme, doors = _programme(flags)
     with progress_bar() as told:
-        costs, idle = asyncio.run(run(flags["model"], flags["router_cpu"], programme, doors, told))
+        costs, idle = uvloop.run(run(flags["model"], flags["router_cpu"], programme, doors, told))
     if flags["as_json"]:
         rows = [asdict(cost) | {"tokens_per_core_s": cost.tokens_per_core_s} for cost in costs]
         click.echo(json.dumps({"idle_cpu_share": idle, "costs": rows}, indent=1))
@@ -68,8 +68,14 @@ def _programme(flags: dict[str, Any]) -> tuple[Programme, tuple[str, ...]]:
 
 
 def _cells(cost: Cost) -> list[str]:
-    latencies = (cost.first_p50_ms, cost.first_p95_ms, cost.whole_p50_ms, cost.whole_p95_ms)
-    counts = (cost.paced_us_per_token, cost.fast_us_per_token, cost.tokens_per_core_s, cost.fast_tokens_per_s)
+    latencies = (cost.direct_ms, cost.first_p50_ms, cost.first_p95_ms, cost.whole_p50_ms, cost.whole_p95_ms)
+    counts = (
+        cost.us_per_request,
+        cost.paced_us_per_token,
+        cost.fast_us_per_token,
+        cost.tokens_per_core_s,
+        cost.fast_tokens_per_s,
+    )
     return [cost.door, str(cost.streams), *(f"{value:.2f}" for value in latencies), *(f"{value:,.0f}" for value in counts)]
 
 

@@ -34,10 +34,12 @@ class Cost:
 
     door: str
     streams: int
+    direct_ms: float  # median first token of the worker without a router: what one call costs here
     first_p50_ms: float
     first_p95_ms: float
     whole_p50_ms: float
     whole_p95_ms: float
+    us_per_request: float  # of one token
     paced_us_per_token: float
     fast_us_per_token: float
     fast_tokens_per_s: float  # all streams, by the wall clock: worker and client need cores, too
@@ -55,22 +57,27 @@ def cpu_s(pid: int) -> float:
 
 async def measure(name: str, direct: Door, door: Door, pid: int, streams: int, programme: Programme) -> Cost:
     """All figures of one door. Raises what the calls raise."""
-    first, whole = await _added(direct, door, streams, programme)
+    first, whole, direct_ms = await _added(direct, door, streams, programme)
+    began_s = cpu_s(pid)
+    for _ in range(programme.probes):
+        await asyncio.gather(*(door.stream(1) for _ in range(streams)))
+    request_us = 1e6 * (cpu_s(pid) - began_s) / (programme.probes * streams)
     paced_us, _ = await _tokens(door, pid, streams, programme.paced_tokens, programme.rate)
     fast_us, per_s = await _tokens(door, pid, streams, programme.fast_tokens, 0)
-    return Cost(name, streams, *_ms(first), *_ms(whole), paced_us, fast_us, per_s)
+    return Cost(name, streams, direct_ms, *_ms(first), *_ms(whole), request_us, paced_us, fast_us, per_s)
 
 
-async def _added(direct: Door, door: Door, streams: int, programme: Programme) -> tuple[list[float], list[float]]:
-    """Seconds that the router adds to a first token and to a whole answer, by pairs of probes."""
-    first, whole = [], []
+async def _added(direct: Door, door: Door, streams: int, programme: Programme) -> tuple[list[float], list[float], float]:
+    """Seconds that the router adds to a first token and to a whole answer, by pairs of probes; ms of a first token without it."""
+    first, whole, alone = [], [], []
     async with _beside(door, streams - 1, programme.rate):
         for turn in range(programme.probes + 5):
             pairs = [(await each.stream(FIRST_TOKENS), await each.whole(WHOLE_TOKENS, WHOLE_RATE)) for each in (direct, door)]
             if turn >= 5:  # the others warm up
                 first.append(pairs[1][0] - pairs[0][0])
                 whole.append(pairs[1][1] - pairs[0][1])
-    return first, whole
+                alone.append(pairs[0][0])
+    return first, whole, _ms(alone)[0]
 
 
 @contextlib.asynccontextmanager

@@ -5,7 +5,7 @@ To add one: write the module, name it here. `bench` (benchmarks/bench.py) has th
 
 from types import ModuleType
 
-from benchmarks.sections import decoding, first_token, load, phases, router, shallow, streams
+from benchmarks.sections import decoding, first_token, load, phases, router, shallow, short_prompts, streams
 
-_MODULES = (first_token, decoding, streams, shallow, phases, load, router)
+_MODULES = (first_token, decoding, streams, shallow, phases, short_prompts, load, router)
 SECTIONS: dict[str, ModuleType] = {module.NAME: module for module in _MODULES}
