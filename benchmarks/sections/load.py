@@ -22,7 +22,7 @@ _MS: dict[str, Callable[[Figures], float | None]] = {
     "TPOT p50": lambda found: found.tpot_s.p50,
     "TPOT p95": lambda found: found.tpot_s.p95,
 }
-_RATES: dict[str, Callable[[Figures], float]] = {
+_RATES: dict[str, Callable[[Figures], float | None]] = {
     "output tokens": lambda found: found.output_tokens_per_s,
     "all tokens": lambda found: found.total_tokens_per_s,
     "requests within the targets": lambda found: found.goodput_per_s,
@@ -43,7 +43,7 @@ def run(bench: Bench) -> list[Table]:
         f"{_CALLERS} callers, a round {_REQUESTS} requests of {_PROMPT} prompt and {_OUTPUT} output tokens in the mean. Targets: "
         f"TTFT {_SLO.ttft_s:g} s, TPOT {1e3 * _SLO.tpot_s:g} ms. {'; '.join(notes)}."
     )
-    times = [Row(label, _samples(found, lambda each, of=of: 1e3 * (of(each) or 0.0))) for label, of in _MS.items()]
+    times = [Row(label, _samples(found, of, 1e3)) for label, of in _MS.items()]
     rates = [Row(label, _samples(found, of)) for label, of in _RATES.items()]
     return [
         Table(f"{TITLE}: latency", "", "ms", tuple(times), base="full", note=note, is_plotted=False),
@@ -51,5 +51,7 @@ def run(bench: Bench) -> list[Table]:
     ]
 
 
-def _samples(found: dict[str, list[Figures]], of: Callable[[Figures], float]) -> dict[str, tuple[float, ...]]:
-    return {text: tuple(map(of, rounds)) for text, rounds in found.items()}
+def _samples(
+    found: dict[str, list[Figures]], of: Callable[[Figures], float | None], factor: float = 1.0
+) -> dict[str, tuple[float, ...]]:
+    return {text: tuple(factor * (of(each) or 0.0) for each in rounds) for text, rounds in found.items()}

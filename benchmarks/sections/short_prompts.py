@@ -1,6 +1,7 @@
 """What the prefill worker gains by taking short prompts that wait into one step."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from benchmarks.bench import Bench
 from benchmarks.engine_bench import EngineBench
@@ -21,8 +22,8 @@ def run(bench: Bench) -> list[Table]:
         engine = engine_bench(options, _COUNT * length)
         requests = [engine.reserve("full", length)[1] for _ in range(_COUNT)]
         runs = {
-            "in one step": lambda e=engine, r=requests, n=length: _prefill(e, own, r, n),
-            "one by one": lambda e=engine, r=requests, n=length: sum(_prefill(e, own, [each], n) for each in r),
+            "in one step": partial(_prefill, engine, own, requests, length),
+            "one by one": partial(_one_by_one, engine, own, requests, length),
         }
         taken = engine.interleaved(runs, 4 * options.repeats)
         rows.append(Row(f"{_COUNT} × {length}", {name: tuple(ms) for name, ms in taken.items()}))
@@ -38,3 +39,8 @@ def _prefill(engine: EngineBench, own: Decoder, requests: Sequence[RequestKv], n
     segments = [each for kv in requests for each in prefill_segments(kv, ids[:-1], range(num_tokens - 1))]
     own.forward(segments, engine.pool).run()
     return engine.clock() - begin
+
+
+def _one_by_one(engine: EngineBench, own: Decoder, requests: Sequence[RequestKv], num_tokens: int) -> float:
+    """Seconds of a step for each of them."""
+    return sum(_prefill(engine, own, [each], num_tokens) for each in requests)
