@@ -42,10 +42,10 @@ def listening(*processes: psutil.Process) -> dict[int, str]:
 async def system(folder: Path, model: Path, *router_flags: object, cluster: ClusterConfig | None = None) -> AsyncIterator[System]:
     """One worker of each pool and a router that can serve. `router_flags` are those of its doors."""
     cluster = cluster or ClusterConfig()
-    configs = [make_config(pool, model, cluster=cluster) for pool in Pool]
+    configs = [make_config(pool, model, cluster=cluster, prefix_cache=False) for pool in Pool]  # every answer crosses
     async with processes(folder, *configs) as workers:
         flags: list[object] = ["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--model", model]
-        flags += ["--visibilities", ",".join(MIXED), "--drain-s", 1, *router_flags]
+        flags += ["--visibilities", ",".join(MIXED), "--drain-s", 1, "--local-prefill-tokens", 0, *router_flags]
         for worker in workers:
             flags += ["--worker", f"{worker.pool}={worker.endpoint.address}"]
         names = {

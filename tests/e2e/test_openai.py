@@ -98,8 +98,8 @@ async def collect(stream: Any) -> tuple[dict[int, str], dict[int, str]]:
 @pytest.mark.parametrize("visibility", ["full", "speed:2", "pop:2"])
 async def test_streamed_whole_and_grpc_answers_are_equal(cluster: Cluster, visibility: str) -> None:
     extra = {"visibility": visibility, "ignore_eos": True}
-    whole = await cluster.chat(temperature=0.8, extra_body=extra)
-    texts, reasons = await collect(await cluster.chat(temperature=0.8, extra_body=extra, stream=True))
+    whole = await cluster.chat(temperature=0.8, extra_body={**extra, "cache_salt": "whole"})
+    texts, reasons = await collect(await cluster.chat(temperature=0.8, extra_body={**extra, "cache_salt": "s"}, stream=True))
     sampling = Sampling(temperature=0.8, seed=1, max_tokens=12, ignore_eos=True)
     over_grpc = await cluster.grpc.complete([Message("user", MESSAGES[0]["content"])], sampling=sampling, visibility=visibility)
     assert texts == {0: whole.choices[0].message.content} == {0: over_grpc.text} and reasons == {0: "length"}

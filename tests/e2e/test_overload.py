@@ -134,10 +134,10 @@ async def test_full_of_what_nobody_holds_is_ill_and_full_of_running_requests_is_
         layout, size = None, None
         original = holdings.reserve
 
-        async def spy(*arguments: Any) -> Any:
+        async def spy(*arguments: Any, **options: Any) -> Any:
             nonlocal layout, size
             layout, size = arguments[:2]
-            return await original(*arguments)
+            return await original(*arguments, **options)
 
         holdings.reserve = spy  # type: ignore[method-assign]
         await generate(long, prefill_end, decode_end)
