@@ -1,9 +1,11 @@
 """Runs a load under each visibility, on the service that is given or on a cluster of its own. Knows processes; prints nothing."""
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from benchmarks.load.asks import plan
 from benchmarks.load.loops import Caller, Run, closed_loop, open_loop
@@ -12,9 +14,12 @@ from benchmarks.pinned_cluster import pinned_cluster, workers
 from shoal.cli.server_options import Server
 from shoal.client import AsyncClient, Retry
 from shoal.config.disaggregation import LOCAL_PREFILL_TOKENS
+from shoal.errors import CapacityExceeded
 from shoal.model_files import open_model
 from shoal.simulator.calibration.measure import Told, ask
 from shoal.visibility import Visibility
+
+_WARM_UP_TRIES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,10 @@ async def _service(server: Server | None, own: Own, options: Options) -> AsyncIt
     cpus = sorted(os.sched_getaffinity(0))
     half = (len(cpus) + 1) // 2
     ours, theirs = cpus[:half], cpus[half:] or cpus
-    texts = visibilities_of(options.visibilities, open_model(own.model).config.shape.num_layers)
+    num_layers = open_model(own.model).config.shape.num_layers
+    texts = visibilities_of(options.visibilities, num_layers)
+    for text in texts:
+        Visibility.parse(text).resolve(num_layers, 1)  # raises before anything is started
     prefill, decode = workers(own.model, own.dtype, texts, num_threads=min(len(ours), len(theirs)))
     more = ("--local-prefill-tokens", str(LOCAL_PREFILL_TOKENS))
     cluster = pinned_cluster(
@@ -76,6 +84,13 @@ async def _service(server: Server | None, own: Own, options: Options) -> AsyncIt
 
 
 async def _warm_up(client: AsyncClient, visibility: Visibility) -> None:
-    """One prompt prefilled on either worker, of tokens that the load does not use."""
+    """One prompt prefilled on either worker, of tokens that the load does not use. Waits for room that the last load took."""
     for length in (16, LOCAL_PREFILL_TOKENS + 64):
-        await ask(client, [7] * length, 4, visibility)
+        for num_left in reversed(range(_WARM_UP_TRIES)):
+            try:
+                await ask(client, [7] * length, 4, visibility)
+                break
+            except CapacityExceeded:
+                if not num_left:
+                    raise
+                await asyncio.sleep(1.0)

@@ -1,6 +1,6 @@
 """What the prefill worker gains by taking short prompts that wait into one step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from benchmarks.bench import Bench
@@ -21,7 +21,7 @@ def run(bench: Bench) -> list[Table]:
     for length in _LENGTHS:
         engine = engine_bench(options, _COUNT * length)
         requests = [engine.reserve("full", length)[1] for _ in range(_COUNT)]
-        runs = {
+        runs: dict[str, Callable[[], float]] = {
             "in one step": partial(_prefill, engine, own, requests, length),
             "one by one": partial(_one_by_one, engine, own, requests, length),
         }
