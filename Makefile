@@ -24,7 +24,8 @@ demo: $(STAMP) ## Start a local cluster and stream answers under full, speed and
 	$(BIN)/shoal demo
 
 test: $(STAMP) ## Run every test that needs no GPU
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu" --ignore tests/e2e -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not gpu" tests/e2e
 
 fuzz: $(STAMP) ## A million hostile inputs on every parser (INPUTS=n, SEED=n)
 	$(BIN)/python -m tests.fuzz --inputs $(or $(INPUTS),1000000) --seed $(or $(SEED),0)

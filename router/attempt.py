@@ -107,6 +107,7 @@ class Attempt:
                         self._take_reservation(event.reserved)
                     case "tokens":
                         self._is_decoding()
+                        self._decode.prove()
                         self._decode_debt.pay(len(event.tokens.token_ids) * self._decode.fingerprint.num_layers)
                         yield read_tokens(self._request, event.tokens)
                     case "finished":

@@ -1,6 +1,7 @@
 """The router's command line: flags to settings, signals to an orderly end."""
 
 import asyncio
+import contextlib
 import select
 import signal
 import sys
@@ -117,6 +118,8 @@ async def run(config: RouterConfig, beat_s: float = 0.0) -> None:
         task.cancel()
     await router.stop(config.drain_s if stopping.is_set() else 0.0)
     telling.cancel()  # only now: one that drains still moves
+    with contextlib.suppress(asyncio.CancelledError):
+        await telling
     for task in done:
         task.result()
 

@@ -106,6 +106,11 @@ class Worker:
         else:
             self._note(self._breaker.succeed if verdict else lambda: self._breaker.fail(time.monotonic(), begun_at))
 
+    def prove(self) -> None:
+        """Tokens have come: the request that tries a half-open breaker need not end first."""
+        if self._breaker.state is BreakerState.HALF_OPEN:
+            self._note(self._breaker.succeed)
+
     def _note(self, happens: Callable[[], None]) -> None:
         before = self._breaker.state
         happens()

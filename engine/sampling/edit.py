@@ -99,6 +99,9 @@ def _penalise(scores: torch.Tensor, rows: Sequence[SampleRow], penalised: list[i
     counts = torch.from_numpy(np.concatenate([tally.counts for tally in known])).to(scores.device, scores.dtype)
     repetition = pairs.spread([own.repetition_penalty for own in params])
     values = pairs.read()
+    is_allowed = values > _NEVER
     values = torch.where(values > 0, values / repetition, values * repetition)
     values = values - pairs.spread([own.frequency_penalty for own in params]) * counts
-    pairs.write(values - pairs.spread([own.presence_penalty for own in params]) * (counts > 0))
+    values = values - pairs.spread([own.presence_penalty for own in params]) * (counts > 0)
+    most = torch.finfo(values.dtype).max  # a tiny or huge repetition penalty leaves the numbers' range, never the token's row
+    pairs.write(torch.where(is_allowed, values.clamp(-most, most), _NEVER))

@@ -33,7 +33,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
         drawn[index] = _draw(filtered(scores[index], [row.params for row in chosen]), chosen)
     token_ids = drawn.tolist()
     logprobs = _logprobs(logits, token_ids, rows)
-    sound = logits.amax(-1).isfinite().tolist()  # a NaN anywhere is the largest
+    sound = (logits.amax(-1).isfinite() & scores.amax(-1).isfinite()).tolist()  # a NaN anywhere is the largest
     return [Sampled(token_id, logprobs.get(index), sound[index]) for index, token_id in enumerate(token_ids)]
 
 
@@ -50,7 +50,7 @@ def _draw(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
         index = torch.tensor(own, device=scores.device)
         values, ids = scores[index], torch.arange(vocab_size, device=scores.device)[None]
         if few:
-            values, ids = values.topk(int(counts[index].max()), dim=-1)
+            values, ids = values.topk(max(1, int(counts[index].max())), dim=-1)
         best = (values + gumbel([rows[at] for at in own], ids)).argmax(-1, keepdim=True)
         drawn[index] = ids.expand(len(own), -1).gather(1, best)[:, 0]
     return drawn

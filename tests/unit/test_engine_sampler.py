@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from shoal.engine.sampling import SampleRow, noise, sample
+from shoal.engine.sampling import SampleRow, TokenCounts, noise, sample
 from shoal.errors import InternalError
 from shoal.types import SamplingParams
 
@@ -144,3 +144,21 @@ def test_rows_must_match_logits() -> None:
     assert sample(torch.empty(0, VOCAB), []) == []
     with pytest.raises(InternalError, match="1 rows to sample, 2 rows of logits"):
         sample(logits(2), [SampleRow(params(), 0, 0)])
+
+
+@pytest.mark.parametrize("penalty", [1e-45, 1e-37, 3e38])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"min_p": 0.1}, {"top_p": 0.5}])
+def test_a_penalty_beyond_the_numbers_range_harms_no_other_row(penalty: float, filters: dict[str, float]) -> None:
+    scores = logits(2) * 100
+    [alone] = draw(scores[:1], [SampleRow(params(), 0, 0)])
+    counts = TokenCounts(tuple(range(20)), ())
+    poison = SampleRow(params(repetition_penalty=penalty, **filters), 0, 0, counts=counts)
+    first, second = sample(scores, [SampleRow(params(), 0, 0), poison])
+    assert (first.token_id, first.is_sound, second.is_sound) == (alone, True, True)
+
+
+def test_a_row_of_which_nothing_is_left_is_unsound_alone() -> None:
+    scores = logits(2)
+    scores[1] = float("-inf")
+    first, second = sample(scores, [SampleRow(params(), 0, 0), SampleRow(params(top_k=2), 0, 0)])
+    assert first.is_sound and not second.is_sound

@@ -179,6 +179,21 @@ async def test_when_every_breaker_is_open_the_words_say_so_and_a_new_epoch_start
         assert (await c.complete(request(max_tokens=2))).completion_tokens == 2 and level("decode-0", "decode") == 0.0
 
 
+async def test_the_first_token_of_the_request_that_tries_lets_the_others_in() -> None:
+    async with Cluster(max_retries=0) as c:
+        c.decode[0].error = Unavailable("broken")
+        for _ in range(5):
+            await fails(c)
+        [worker] = c.router.registry.pool("decode")
+        c.decode[0].error = None
+        await until(lambda: worker._breaker.waits_s(asyncio.get_running_loop().time()) == 0)
+        stream = c.stub.Generate(request(max_tokens=500, stream=True))
+        await stream.read()
+        assert level("decode-0", "decode") == 0.0  # while it streams on
+        assert (await c.complete(request(max_tokens=2))).completion_tokens == 2
+        stream.cancel()
+
+
 async def test_a_client_that_leaves_while_its_request_probes_keeps_nobody_out() -> None:
     async with Cluster(max_retries=0) as c:
         c.decode[0].error = Unavailable("broken")

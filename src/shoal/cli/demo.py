@@ -45,6 +45,7 @@ def demo(model: str, visibilities: str, dtype: str, max_tokens: int) -> None:
             visibilities=parse_list(visibilities),
             listen="127.0.0.1:0",
             local_prefill_tokens=0,  # to show what crosses for the short prompt too
+            prefix_cache=False,  # and for every prompt all of it
             grace_s=2.0,
             log_level="warning",
         )
