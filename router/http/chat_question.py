@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from shoal.pb.v1 import shoal_pb2
 from shoal.router.http.errors import BadField, UnsupportedField
-from shoal.router.http.fields import Fields, dump_json
+from shoal.router.http.fields import Fields, dump_field
 from shoal.router.http.sampling import COMMON, include_usage, read_priority, read_response_format, read_sampling, read_visibility
 from shoal.router.tools import Tools, read_tools
 
@@ -54,9 +54,9 @@ def read_chat(fields: Fields) -> ChatQuestion:
     _read_logprobs(fields, sampling)
     chat = shoal_pb2.ChatInput(messages=_messages(fields))
     if (tools := fields.array("tools")) is not None:
-        chat.tools_json = dump_json(tools)
+        chat.tools_json = dump_field(tools, "tools")
     if (choice := fields.raw("tool_choice")) is not None:
-        chat.tool_choice_json = dump_json(choice)
+        chat.tool_choice_json = dump_field(choice, "tool_choice")
     return ChatQuestion(
         request=shoal_pb2.GenerateRequest(
             chat=chat,
@@ -77,7 +77,7 @@ def read_chat(fields: Fields) -> ChatQuestion:
 def read_chat_messages(fields: Fields) -> shoal_pb2.ChatInput:
     """Messages and tools alone, as /tokenize takes them."""
     tools = fields.array("tools")
-    return shoal_pb2.ChatInput(messages=_messages(fields), tools_json=dump_json(tools) if tools else "")
+    return shoal_pb2.ChatInput(messages=_messages(fields), tools_json=dump_field(tools, "tools") if tools else "")
 
 
 def _messages(fields: Fields) -> list[shoal_pb2.ChatMessage]:
@@ -103,7 +103,7 @@ def _message(fields: Fields) -> shoal_pb2.ChatMessage:
         role=_ROLES[role],
         content=content or "",
         name=fields.text("name") or "",
-        tool_calls_json=dump_json(calls) if calls else "",
+        tool_calls_json=dump_field(calls, fields.path("tool_calls")) if calls else "",
         tool_call_id=fields.text("tool_call_id") or "",
     )
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from shoal.pb.v1 import shoal_pb2
+from shoal.router.field_sizes import check_sizes
 from shoal.router.http.errors import BadField, UnsupportedField
 from shoal.router.http.fields import Fields, check_ids, kind_of
 from shoal.router.http.sampling import (
@@ -16,7 +17,6 @@ from shoal.router.http.sampling import (
     read_visibility,
 )
 
-MAX_PROMPTS: Final = 128  # in one request
 _OWN: Final = ("prompt", "logprobs", "echo", "best_of", "suffix", "response_format", "add_special_tokens")
 COMPLETION_FIELDS: Final = frozenset((*COMMON, *_OWN))
 
@@ -64,6 +64,7 @@ def read_completion(fields: Fields) -> CompletionQuestion:
         priority=read_priority(fields),
         cache_salt=fields.text("cache_salt") or "",
     )
+    check_sizes(common)  # before it is copied for each prompt
     requests = []
     for prompt in read_prompts(fields):
         request = shoal_pb2.GenerateRequest()
@@ -96,6 +97,4 @@ def read_prompts(fields: Fields) -> list[str] | list[list[int]]:
         prompts = value
     else:
         prompts = [check_ids(value, "prompt")]
-    if len(prompts) > MAX_PROMPTS:
-        fields.refuse("prompt", f"holds {len(prompts)} prompts; send at most {MAX_PROMPTS} at once")
     return prompts  # type: ignore[no-any-return]

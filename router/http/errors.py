@@ -45,6 +45,7 @@ class _Row:
     headers: tuple[tuple[str, str], ...] = ()
 
 
+_SEARCHED: Final = 1000  # characters of a message, which may quote what the client sent
 _RETRY: Final = (("retry-after", "1"),)
 ROWS: Final[Mapping[type[errors.ShoalError], _Row]] = {
     BodyTooLarge: _Row(413, "invalid_request_error", "request_too_large"),
@@ -84,7 +85,7 @@ def answer_error(error: errors.ShoalError, fields: Collection[str] = ()) -> Erro
         message = incident("an HTTP request", error)
     param = error.param if isinstance(error, BadField | UnsupportedField) else None
     if param is None and row.status == 400:
-        param = next((word for word in re.findall(r"\w+", message) if word in fields), None)
+        param = next((word for word in re.findall(r"\w+", message[:_SEARCHED]) if word in fields), None)
     code = "context_length_exceeded" if row.status == 400 and "context limit" in message else row.code
     headers = retry_after(error) or row.headers
     return ErrorAnswer(row.status, error_body(message, row.kind, param, code), headers)

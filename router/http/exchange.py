@@ -15,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from shoal.errors import InvalidRequest, Unavailable
 from shoal.router.http.errors import BodyTooLarge, BodyTooSlow, ErrorAnswer, answer_error
 from shoal.router.http.fields import Fields, dump_json, parse_json
+from shoal.router.http.list_sizes import check_lists, check_structure
 
 _DRAINED_TIMES: Final = 4  # a body so many times too long is still read to its end, so that the client sees the answer
 Headers = Iterable[tuple[str, str]]
@@ -40,7 +41,10 @@ async def read_fields(request: Request, max_bytes: int, timeout_s: float) -> Fie
         raise BodyTooLarge(f"the body exceeds the limit of {max_bytes} bytes; shorten it")
     if not body:
         raise InvalidRequest("the body is empty; send a JSON object")
-    return Fields(parse_json(bytes(body)))
+    check_structure(body)
+    value = parse_json(bytes(body))
+    check_lists(value)
+    return Fields(value)
 
 
 class Exchange:

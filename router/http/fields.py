@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -9,6 +10,12 @@ from shoal.errors import InvalidRequest
 from shoal.router.http.errors import BadField
 
 Value = TypeVar("Value")
+# JSON text whose escapes of UTF-16 surrogates all come in pairs
+_WHOLE_CHARACTERS: Final = re.compile(
+    r"(?:[^\\]++|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\(?!u[dD][89a-fA-F]).)*+",
+    re.DOTALL,
+)
+_MAX_NAME: Final = 64  # characters of an unknown field: what is compared and told
 _NAMES: Final = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", int: "an integer", float: "a number"}
 
 
@@ -20,22 +27,28 @@ def parse_json(body: bytes) -> Any:
         raise InvalidRequest(f"the body is not UTF-8: byte {error.start} is 0x{body[error.start]:02x}") from None
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
-        if "\\ud" in text.lower():
-            dump_json(value).encode()
-        return value
-    except UnicodeEncodeError:
-        raise InvalidRequest("the body has half of a character: a \\ud800…\\udfff escape without its other half") from None
     except json.JSONDecodeError as error:
         raise InvalidRequest(f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except RecursionError:
         raise InvalidRequest("the body is not JSON that can be read: it is nested too deeply") from None
     except ValueError as error:  # a number with thousands of digits, a constant that is no JSON
         raise InvalidRequest(f"the body is not JSON: {error}") from None
+    if not _WHOLE_CHARACTERS.fullmatch(text):
+        raise InvalidRequest("the body has half of a character: a \\ud800…\\udfff escape without its other half")
+    return value
 
 
 def dump_json(value: Any) -> str:
     """JSON without spare white space."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def dump_field(value: Any, where: str) -> str:
+    """The same of a part of the body. Raises BadField for what was read but cannot be written: 1e400, deep nesting."""
+    try:
+        return dump_json(value)
+    except (ValueError, RecursionError) as error:
+        raise BadField(where, f"{where} cannot be written as JSON: {error}") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -139,6 +152,7 @@ class Fields:
         """Refuse fields that nobody reads, as OpenAI does, with the nearest name that is."""
         for name in self._value:
             if name not in known:
+                name = f"{name[:_MAX_NAME]}…" if len(name) > _MAX_NAME else name
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 raise BadField(self.path(name), f"unknown field {self.path(name)}{hint}")

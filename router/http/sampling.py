@@ -4,7 +4,7 @@ from typing import Final
 
 from shoal.pb.v1 import shoal_pb2
 from shoal.router.http.errors import BadField, UnsupportedField
-from shoal.router.http.fields import Fields, dump_json
+from shoal.router.http.fields import Fields, dump_field
 from shoal.types import Priority
 from shoal.visibility import Visibility
 
@@ -133,7 +133,7 @@ def _schema_text(schema: object, where: str) -> str:
         return schema
     if not isinstance(schema, dict | bool):
         raise BadField(where, f"{where} must be a JSON schema: an object")
-    return dump_json(schema)
+    return dump_field(schema, where)
 
 
 def _one_constraint(sampling: shoal_pb2.SamplingParams, name: str) -> None:

@@ -35,6 +35,13 @@ def process_id(vetter: ConstraintVetter) -> int:
     return vetter._process.pid
 
 
+async def test_schemas_that_python_reads_and_the_compiler_does_not_are_refused_in_words(vetter: ConstraintVetter) -> None:
+    for text in ('{"items":' * 400 + "{}" + "}" * 400, '{"type":"integer","minimum":1e400}'):
+        with pytest.raises(InvalidRequest, match=r"json_schema cannot be read: .*(recursion|range)"):
+            await vetter.check(Constraint(ConstraintKind.JSON_SCHEMA, text))
+    assert vetter.num_checked == 0
+
+
 async def test_good_ones_pass_once_and_bad_ones_hear_why(vetter: ConstraintVetter) -> None:
     await asyncio.gather(*(vetter.check(GOOD) for _ in range(20)))
     assert vetter.num_checked == 1

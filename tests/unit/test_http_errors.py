@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 
 from shoal import errors
 from shoal.client import AsyncClient, Retry, tls_credentials
-from shoal.router.http.errors import ROWS, answer_error
+from shoal.config.router import RouterConfig
+from shoal.router.http.errors import ROWS, BadField, answer_error
+from shoal.router.http.list_sizes import check_lists, check_structure
 from tests.fakes.cluster import Cluster
 from tests.fakes.workers import until
 
@@ -161,6 +164,65 @@ async def test_what_is_not_offered_is_501(http: httpx2.AsyncClient, path: str, f
 async def test_bodies_that_cannot_be_read_name_the_place(http: httpx2.AsyncClient, body: bytes, words: str) -> None:
     for path in (CHAT, TEXT, "/tokenize", "/detokenize"):
         answer = await http.post(path, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400 and words in answer.json()["error"]["message"], answer.text
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"messages": MESSAGES * 16_385}, "messages has 16385 entries; send at most 16384"),
+        ({"messages": [{"role": "user", "content": [""] * 9_000}] * 2}, "18000 parts of content; send at most 16384"),
+        ({"messages": [{"tool_calls": [0] * 20_000}]}, "20000 tool calls"),
+        ({"tools": [0] * 129}, "tools has 129 entries"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids has 1025 entries"),
+        ({"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, "logit_bias has 1025 entries"),
+        ({"structured_outputs": {"choice": ["a"] * 1025}}, "structured_outputs.choice has 1025 entries"),
+        ({"prompt": ["a"] * 129}, "prompt holds 129 prompts"),
+        ({"prompt": [1] * ((1 << 20) + 1)}, "prompt has 1048577 entries"),
+        ({"prompt": [[1] * (1 << 19)] * 3}, "prompt holds 1572864 token ids"),
+        ({"tokens": [1] * ((1 << 20) + 1)}, "tokens has 1048577 entries"),
+        ({"visibility": "x" * 129}, "visibility has 129 characters"),
+    ],
+)
+async def test_lists_are_counted_as_soon_as_they_are_parsed(body: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadField, match=words):
+        check_lists(body)
+
+
+BIG = 7_900_000
+MANY = {
+    "messages": b'{"messages":[' + b",".join([b'{"role":"user","content":"a"}'] * (BIG // 30)) + b"]}",
+    "logit_bias": b'{"prompt":"a","logit_bias":{' + b",".join(b'"%d":1' % key for key in range(BIG // 11)) + b"}}",
+    "lists": b'{"metadata":["\\ud83d\\ude00",' + b",".join([b"[]"] * (BIG // 3)) + b"]}",
+    "numbers": b'{"metadata":["\\ud83d\\ude00",' + b",".join([b"9" * 4_299] * (BIG // 4_300)) + b"]}",
+    "escapes": b'{"metadata":["' + b"\\ud83d\\ude00" * (BIG // 12) + b'"]}',
+}
+
+
+@pytest.mark.parametrize("kind", MANY)
+async def test_no_body_within_the_limit_holds_the_event_loop(kind: str) -> None:
+    async with Cluster() as c, httpx2.AsyncClient(base_url=c.http, timeout=60) as client:
+        begun = time.process_time()  # what the loop is held for cannot be more, whatever else the machine does
+        answer = await client.post(TEXT, content=MANY[kind], headers={"content-type": "application/json"})
+        assert answer.status_code == 400 and time.process_time() - begun < 1
+
+
+async def test_the_default_limit_holds_a_long_prompt_of_ids() -> None:
+    body = json.dumps({"prompt": [49_151] * 131_072}).encode()
+    assert len(body) < RouterConfig(model="smollm2-135m", workers=("prefill=a:1", "decode=b:1")).http_max_body_bytes
+    check_structure(body)
+    check_lists(json.loads(body))
+
+
+async def test_numbers_beyond_json_are_named(http: httpx2.AsyncClient) -> None:
+    schema = b'{"type":"integer","minimum":1e400}'
+    ask = b'{"messages":[{"role":"user","content":"a"}],'
+    for field, words in (
+        (b'"structured_outputs":{"json":' + schema + b"}}", "structured_outputs.json cannot be written"),
+        (b'"structured_outputs":{"json":' + json.dumps(schema.decode()).encode() + b"}}", "json_schema cannot be read"),
+        (b'"tools":[' + schema + b"]}", "tools cannot be written"),
+    ):
+        answer = await http.post(CHAT, content=ask + field, headers={"content-type": "application/json"})
         assert answer.status_code == 400 and words in answer.json()["error"]["message"], answer.text
 
 

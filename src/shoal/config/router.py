@@ -15,7 +15,7 @@ class RouterConfig:
     model: str  # name or path, as shoal.model_files.open_model takes it
     listen: str = "127.0.0.1:50051"
     http_listen: str | None = None  # host:port of OpenAI's API
-    http_max_body_bytes: int = 32 << 20
+    http_max_body_bytes: int = 8_000_000
     http_body_timeout_s: float = 60.0
     controller: str | None = None  # host:port
     workers: tuple[str, ...] = ()  # pool=host:port, instead of a controller

@@ -32,7 +32,7 @@ def grammar_of(constraint: Constraint) -> str:
         raise InvalidRequest(f"{field_name(constraint)} has {len(constraint.text)} characters; send at most {MAX_CHARACTERS}")
     match constraint.kind:
         case ConstraintKind.JSON_SCHEMA:
-            return LLMatcher.grammar_from_json_schema(_schema(constraint.text), defaults={"whitespace_pattern": _WHITE_SPACE})
+            return _json_grammar(_schema(constraint.text))
         case ConstraintKind.REGEX:
             return LLMatcher.grammar_from_regex(constraint.text)
         case ConstraintKind.GRAMMAR:
@@ -40,6 +40,13 @@ def grammar_of(constraint: Constraint) -> str:
         case ConstraintKind.CHOICES:
             alternatives = (json.dumps(choice).replace("\x7f", "\\u007f") for choice in _choices(constraint.text))
             return LLMatcher.grammar_from_lark("start: " + " | ".join(alternatives))
+
+
+def _json_grammar(schema: str) -> str:
+    try:
+        return LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": _WHITE_SPACE})
+    except ValueError as error:  # it reads JSON more strictly than Python: depth, the range of numbers
+        raise InvalidRequest(f"json_schema cannot be read: {error}; nest it less, or use smaller numbers") from None
 
 
 def _schema(text: str) -> str:
