@@ -97,7 +97,7 @@ def report(measured: Measured, comparison: Comparison, rows: list[Residual]) -> 
     ]
     for kind in dict.fromkeys(row.what for row in rows):
         mine = [row for row in rows if row.what == kind]
-        errors, spreads = sorted(row.error for row in mine), sorted(row.spread for row in mine)
+        errors, spreads = sorted(row.error for row in mine), sorted(row.spread or 0.0 for row in mine)
         absolute = sorted(abs(error) for error in errors)
         figures = (errors[len(errors) // 2], absolute[len(absolute) // 2], max(errors, key=abs), spreads[len(spreads) // 2])
         lines.append(f"| {kind} | {len(mine)} | " + " | ".join(f"{100 * figure:+.1f}%" for figure in figures) + " |")
@@ -150,7 +150,7 @@ def main() -> None:
     shown = [*rows, *quantile_rows(comparison)]
     Path(options.plot).write_text(residual_svg(shown, f"{options.model}: predicted over measured"), encoding="utf-8")
     for row in rows:
-        figures = f"{row.measured_ms:9.2f} {row.predicted_ms:9.2f} {100 * row.error:+6.1f}% ±{50 * row.spread:.0f}%"
+        figures = f"{row.measured_ms:9.2f} {row.predicted_ms:9.2f} {100 * row.error:+6.1f}% ±{50 * (row.spread or 0.0):.0f}%"
         say(f"{row.what:24} {row.inputs:38} {figures}")
     for crowd in measured.crowd:
         ms = [

@@ -64,11 +64,11 @@ def fit(measured: Measured, *, name: str, source: str, gpu: Gpu | None, link: Li
         raise InvalidConfig("prompts of one length only cannot tell a rate from an overhead; measure at least two lengths")
     if len({(point.batch, point.num_prompt_tokens) for point in measured.decode}) < 2:
         raise InvalidConfig("one batch at one context only cannot tell weight reads from KV reads; measure at least two")
-    notes: list[str] = []
+    notes = list(measured.notes)
     seconds = _solve(measured)
     if not seconds["linear"]:
-        words = f"prefill took no longer for longer prompts: {_extremes(measured)}"
-        raise InvalidConfig(f"{words}; measure longer ones, on a quieter machine")
+        words = f"no time per prompt token could be told from noise and overheads: {_extremes(measured)}"
+        raise InvalidConfig(f"{words}; measure longer prompts (--lengths), more repeats, on a quieter machine")
     for unknown, words in (("attention", "attention of prompts"), ("kv", "KV reads"), ("weights", "weight reads")):
         if not seconds[unknown]:
             notes.append(f"{words} could not be told from nothing: taken as free; measure longer contexts or larger batches")
@@ -121,8 +121,9 @@ def _extremes(measured: Measured) -> str:
     ordered = sorted(measured.prefill, key=lambda point: point.num_prompt_tokens)
     texts = []
     for point in (ordered[0], ordered[-1]):
-        took, spread = 1e3 * point.prefill.middle, 100 * point.prefill.spread
-        texts.append(f"{point.num_prompt_tokens} tokens took {took:.0f} ms (repeats differ by {spread:.0f}%)")
+        sample = point.prefill
+        spread = f" (repeats differ by {100 * sample.spread:.0f}%)" if len(sample.seconds) > 1 else ""
+        texts.append(f"{point.num_prompt_tokens} tokens took {1e3 * sample.middle:.0f} ms{spread}")
     return " and ".join(texts)
 
 
@@ -241,7 +242,7 @@ def _share(rate: float, nominal: float, of: Gpu | Link, what: str) -> float:
     return min(1.0, rate / nominal)
 
 
-def notes_on_noise(samples: Sequence[tuple[str, float]], limit: float) -> list[str]:
+def notes_on_noise(samples: Sequence[tuple[str, float | None]], limit: float) -> list[str]:
     """A warning for each quantity whose repeats lie further apart than `limit` of their median."""
-    noisy = [(what, spread) for what, spread in samples if spread > limit]
+    noisy = [(what, spread) for what, spread in samples if spread is not None and spread > limit]
     return [f"{what}: repeats differ by {100 * spread:.0f}%" for what, spread in sorted(noisy, key=lambda each: -each[1])]

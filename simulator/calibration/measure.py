@@ -82,20 +82,31 @@ class Timeline:
 async def measure(
     client: Asks, model: ModelSpec, vocab_size: int, programme: Programme, *, token_budget: int, told: Told
 ) -> Measured:
-    """All points of a programme. Raises what the client raises."""
-    rng, done = random.Random(0), 0
+    """All points of a programme, without the lengths that the server prefills on decode.
+
+    Raises what the client raises, InvalidConfig when fewer than two lengths are left.
+    """
+    rng, done = random.Random(), 0  # other prompts each time: a server that was measured before has those cached
     told("warming up", 0, programme.num_points)
     for visibility in programme.visibilities:
         await ask(client, _prompt(rng, 32, vocab_size), 4, visibility)
-    prefill = []
+    prefill: list[PrefillPoint] = []
+    kept: list[int] = []
+    skipped: list[int] = []
     for length in programme.lengths:
         told(f"prompts of {length:,} tokens", done, programme.num_points)
         taken: dict[Visibility, list[Timeline]] = {visibility: [] for visibility in programme.visibilities}
         for _ in range(programme.repeats):  # interleaved, so that a slow minute does not meet one visibility only
             for visibility in programme.visibilities:
                 taken[visibility].append(await ask(client, _prompt(rng, length, vocab_size), 2, visibility))
-        prefill += [_prefill_point(visibility, length, timelines) for visibility, timelines in taken.items()]
+            if any(_is_on_decode(each[-1]) for each in taken.values()):
+                skipped.append(length)
+                break
+        else:
+            prefill += [_prefill_point(visibility, length, timelines) for visibility, timelines in taken.items()]
+            kept.append(length)
         done += len(taken)
+    notes = _notes_on_skipped(skipped, kept)
     decode: list[DecodePoint] = []
     for context in programme.contexts:
         alone_s = _prefill_estimate(prefill, context)
@@ -105,10 +116,10 @@ async def measure(
             decode.append(await _decode_point(client, model, programme, batch, context, alone_s, step_s, rng, vocab_size))
             done += 1
     told("both pools at once", done, programme.num_points)
-    ends = (min(programme.lengths), max(programme.lengths))
+    ends = (min(kept), max(kept))
     crowd = tuple([await _crowd_point(client, programme, length, rng, vocab_size) for length in ends])
     told("measured", done + 1, done + 1)
-    return Measured(model, tuple(prefill), tuple(decode), token_budget, crowd)
+    return Measured(model, tuple(prefill), tuple(decode), token_budget, crowd, notes)
 
 
 async def ask(
@@ -130,6 +141,24 @@ async def ask(
     if timeline.completion is None or not timeline.moments:
         raise InternalError("the server ended an answer without its tokens or its last message")
     return timeline
+
+
+def _is_on_decode(timeline: Timeline) -> bool:
+    return timeline.completion is not None and timeline.completion.transfer.prefill_at == "decode_worker"
+
+
+def _notes_on_skipped(skipped: Sequence[int], kept: Sequence[int]) -> tuple[str, ...]:
+    """Which lengths say nothing of prefill, and what would change that. Raises InvalidConfig when too few are left."""
+    if not skipped:
+        return ()
+    lengths = ", ".join(f"{length:,}" for length in skipped)
+    words = (
+        f"prompts of {lengths} tokens were prefilled on the decode worker and are left out; a server started with "
+        "--local-prefill-tokens 0 measures them"
+    )
+    if len(set(kept)) < 2:
+        raise InvalidConfig(f"{words}, or give at least two longer --lengths")
+    return (words,)
 
 
 def _prompt(rng: random.Random, num_tokens: int, vocab_size: int) -> list[int]:

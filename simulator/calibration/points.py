@@ -23,7 +23,7 @@ class Sample:
 
     @property
     def spread(self) -> float:
-        """(most − least) / median: the noise that no fit can explain."""
+        """(most − least) / median: the noise that no fit can explain. 0 of a single measurement, which tells none."""
         return (max(self.seconds) - min(self.seconds)) / self.middle if self.middle > 0 else 0.0
 
 
@@ -72,6 +72,7 @@ class Measured:
     decode: tuple[DecodePoint, ...]
     token_budget: int
     crowd: tuple[CrowdPoint, ...] = ()
+    notes: tuple[str, ...] = ()  # what was left out, in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Residual:
     inputs: str
     measured_ms: float
     predicted_ms: float
-    spread: float
+    spread: float | None  # of the repeats; None: there was one only
 
     @property
     def error(self) -> float:
@@ -116,4 +117,4 @@ def residuals(measured: Measured, machine: Machine, wire: Wire) -> list[Residual
 
 
 def _row(what: str, inputs: str, sample: Sample, predicted_s: float) -> Residual:
-    return Residual(what, inputs, 1e3 * sample.middle, 1e3 * predicted_s, sample.spread)
+    return Residual(what, inputs, 1e3 * sample.middle, 1e3 * predicted_s, sample.spread if len(sample.seconds) > 1 else None)

@@ -50,7 +50,7 @@ def residual_svg(residuals: Sequence[Residual], title: str) -> str:
         parts += [_dot(at + 5, 40, ink), _text(at + 15, 44, kind, _INK)]
         at += (_RIGHT - _LEFT) * (len(kind) + 4) / sum(len(each) + 4 for each in inks)
     for each in shown:
-        at, ink, half = x(each.measured_ms), inks.get(each.what, _SOFT), each.spread / 2
+        at, ink, half = x(each.measured_ms), inks.get(each.what, _SOFT), (each.spread or 0.0) / 2
         words = f"{each.what}, {each.inputs}: measured {each.measured_ms:.3g} ms, predicted {each.predicted_ms:.3g} ms"
         parts.append(_line(at, y(each.error - half), at, y(each.error + half), ink))
         parts.append(_dot(at, y(each.error), ink, words))

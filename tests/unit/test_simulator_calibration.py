@@ -1,5 +1,6 @@
 """Calibration: a fit finds the constants that made the points, says what it cannot find; its file feeds planning."""
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.cli.main import cli
+from shoal.client import Chunk, Completion
+from shoal.client.types import Timings, Transfer
 from shoal.errors import InvalidConfig
 from shoal.placement.cost import kv_layer_tokens_read
 from shoal.simulator.calibration.fit import Fit, fit, notes_on_noise
 from shoal.simulator.calibration.least_squares import non_negative
-from shoal.simulator.calibration.measure import Programme
+from shoal.simulator.calibration.measure import Programme, measure
 from shoal.simulator.calibration.points import CrowdPoint, DecodePoint, Measured, PrefillPoint, Sample, residuals
 from shoal.simulator.calibration.profile_file import read_profile, write_profile
 from shoal.simulator.calibration.scatter import residual_svg
@@ -80,6 +83,7 @@ def test_noise_moves_the_constants_little_and_is_warned_of() -> None:
     assert found.gemm == pytest.approx(TRUTH.gemm, rel=0.1) and found.kv_read == pytest.approx(TRUTH.kv_read, rel=0.3)
     spreads = [(f"{p.num_prompt_tokens}", p.prefill.spread) for p in measured.prefill]
     assert notes_on_noise(spreads, 0.0) and not notes_on_noise(spreads, 1.0)
+    assert not notes_on_noise([("measured once", None)], 0.0)
     assert notes_on_noise([("a", 0.2), ("b", 0.5), ("c", 0.1)], 0.15) == ["b: repeats differ by 50%", "a: repeats differ by 20%"]
 
 
@@ -99,7 +103,7 @@ def test_too_few_points_and_the_wrong_hardware_are_refused_with_words() -> None:
     with pytest.raises(InvalidConfig, match=r"linear layers reach 5\.\d\d times the nominal figure of host"):
         fitted(points(), gpu=replace(HOST, flops=1e11))
     backwards = replace(points(), prefill=tuple(replace(p, prefill=Sample((1 / p.num_prompt_tokens,))) for p in points().prefill))
-    with pytest.raises(InvalidConfig, match=r"64 tokens took 16 ms \(repeats differ by 0%\) and 2048 tokens took 0 ms"):
+    with pytest.raises(InvalidConfig, match=r"64 tokens took 16 ms and 2048 tokens took 0 ms; measure longer"):
         fitted(backwards)
     with pytest.raises(InvalidConfig, match="at least two lengths"):
         Programme(SHOWN, lengths=(64, 64))
@@ -172,3 +176,39 @@ def test_pools_that_share_a_host_are_told_from_noise() -> None:
     noisy = tuple(replace(point, step_alone=Sample((1.0, 1.7, 0.6))) for point in crowd)
     assert fitted(replace(points(), crowd=noisy)).profile.crowd_decode == 0.0
     assert found.name == "mine"
+
+
+class PrefillsShortOnesOnDecode:
+    """A server whose answers say that prompts below 128 tokens were prefilled on decode; a token takes 2 ms."""
+
+    async def generate(self, prompt: object = None, *, timeout_s: float | None = None, **options: Any) -> Any:
+        length, num_tokens = len(options["token_ids"]), options["sampling"].max_tokens
+        at = "decode_worker" if length < 128 else "prefill_worker"
+        for token in range(num_tokens):
+            await asyncio.sleep(0.002)
+            yield Chunk("x", (token,))
+        timings = Timings(0.0, 0.0, 0.0 if length < 128 else length / 1000, 0.1, 2.0, 3.0, 2.0, 10.0)
+        transfer = Transfer(length, length, length, 1, "", "decode-0", at)
+        yield Completion("r", "x", (0,), "length", None, length, num_tokens, 0, "full", 0, transfer, timings, 0, 0, 0, ())
+
+
+async def test_lengths_that_decode_prefills_are_left_out_and_the_flag_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.simulator.calibration.measure._WINDOW_S", 0.02)
+
+    async def of(*lengths: int) -> Measured:
+        programme = Programme(SHOWN[:1], lengths, batches=(1, 2), contexts=(128,), repeats=1, num_steps=8)
+        return await measure(PrefillsShortOnesOnDecode(), MODEL, 1000, programme, token_budget=512, told=lambda *_: None)
+
+    measured = await of(64, 256, 512)
+    assert [point.num_prompt_tokens for point in measured.prefill] == [256, 512]
+    assert [point.num_prompt_tokens for point in measured.crowd] == [256, 512]
+    (note,) = measured.notes
+    assert "prompts of 64 tokens" in note and "--local-prefill-tokens 0" in note
+    assert note in fitted(replace(points(), notes=measured.notes)).notes
+    assert (await of(128, 256)).notes == ()
+    with pytest.raises(InvalidConfig, match=r"prompts of 32, 64 tokens .*--local-prefill-tokens 0.*--lengths"):
+        await of(32, 64, 256)
+    once = residuals(measured, Machine(HOST, TRUTH), Wire.of(LINK, Machine(HOST, TRUTH)))
+    assert {row.spread for row in once if row.what != "decode step"} == {None}

@@ -128,6 +128,8 @@ def test_transfer_cost_prints_a_table_and_machine_formats() -> None:
         32767 * 32 * 4096,
         32767 * 24 * 4096 + 8192,
     }
+    kilo, plain = (run(*base, "--cached", cached, "--format", "csv") for cached in ("8k", "8192"))
+    assert kilo == plain and kilo[0] == 0 and kilo[1] != run(*base, "--format", "csv")[1]
     code, text = run(*base, "--format", "json")
     assert code == 0 and json.loads(text)["about"]["gpu"] == "H100-SXM-80GB" and len(json.loads(text)["rows"]) == 7
 

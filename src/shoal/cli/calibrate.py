@@ -62,14 +62,14 @@ class _Row:
     measured_ms: float
     predicted_ms: float
     error_share: float
-    spread_share: float
+    spread_share: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
     what: str
     live_ms: float
-    spread_share: float
+    spread_share: float | None
     simulated_ms: float
     error_share: float
     tolerance_share: float
@@ -191,8 +191,9 @@ def _print(result: Result, rows: Sequence[Residual], out: Path, output: str) -> 
     fitted, comparison = result.fitted, result.comparison
     warnings = [*fitted.notes, *notes_on_noise([(f"{row.what}, {row.inputs}", row.spread) for row in rows], _NOISE)]
     compared = [
-        _Compared(each.what, each.live_ms, each.live_spread, each.simulated_ms, each.error, each.tolerance, each.is_met)
+        _Compared(each.what, each.live_ms, spread, each.simulated_ms, each.error, each.tolerance, each.is_met)
         for each in (comparison.verdicts if comparison else ())
+        for spread in [each.live_spread if comparison and len(comparison.runs) > 1 else None]
     ]
     if output == "json":
         document = {

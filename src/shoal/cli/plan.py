@@ -114,6 +114,7 @@ def _print(solved: Solved, rows: list[PlanRow]) -> None:
     click.echo(advice_of(result))
     console = Console(width=200)
     console.print(to_table(rows, f"No other plan beats these in cost, TTFT and TPOT (p{percent:g})", _PLAN_HEADINGS))
+    click.echo(f"TTFT and TPOT are each judged at p{percent:g}; SLO met counts the requests that meet both.")
     if result.baseline is not None and result.baseline not in result.front:
         console.print(to_table([row_of(result.baseline)], "Cheapest without a split", _PLAN_HEADINGS))
     if solved.changed:

@@ -40,7 +40,7 @@ _HEADINGS = {
 @click.option("--link", "link_names", multiple=True, required=True, help="Catalogue name or bandwidth; several make a sweep.")
 @click.option("--prompt", "prompts", multiple=True, required=True, help="Tokens, such as 32k; several make a sweep.")
 @click.option("--visibility", "texts", multiple=True, help="full, speed:K, pop:K, pop:K:late; default: a comparison.")
-@click.option("--cached", default=0, show_default=True, help="Prompt tokens that the decode worker already holds.")
+@click.option("--cached", default="0", show_default=True, help="Prompt tokens that decode already holds, such as 8k.")
 @click.option("--chunk", help="Prefill chunk in tokens; default: the prompt in one.")
 @click.option("--rate", help="Requests per second over this link, for its load; default: one prefill worker that never idles.")
 @click.option("--nics", type=int, help="Network interfaces side by side; default: one per GPU of the worker.")
@@ -58,7 +58,7 @@ def transfer_cost(
     link_names: Sequence[str],
     prompts: Sequence[str],
     texts: Sequence[str],
-    cached: int,
+    cached: str,
     chunk: str | None,
     rate: str | None,
     nics: int | None,
@@ -82,7 +82,7 @@ def transfer_cost(
         [names.link(name) for name in split_list(link_names)],
         [parse_tokens(text) for text in split_list(prompts)],
         machine,
-        num_cached=cached,
+        num_cached=0 if cached == "0" else parse_tokens(cached),
         chunk_tokens=parse_tokens(chunk) if chunk else None,
         rate=parse_rate(rate) if rate else None,
         num_nics=nics,
