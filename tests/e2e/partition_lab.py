@@ -210,7 +210,7 @@ async def main(net: Net, folder: Path, model: str) -> dict[str, Any]:
     configs = [
         make_config(
             Pool(name.partition("-")[0]), model, name, host=net.addresses[name], chaos=name.startswith("prefill"),
-            transfer=replace(TRANSFER, host=net.addresses[name]),
+            transfer=replace(TRANSFER, host=net.addresses[name]), prefix_cache=False,  # the same prompt crosses every time
         )
         for name in _PLACES[1:]
     ]  # fmt: skip
