@@ -82,8 +82,9 @@ async def test_decode_killed_at_eleven_points(lab: Lab, backend: str) -> None:
                 await prefill.settled(TORN_S + SLACK_S, why=point)
 
 
-HUNG: dict[str, Any] = {"max_entry_bytes": 8 << 20, "max_entry_tokens": 8192, "base_timeout_s": 5.0}
-HUNG_S = 5.0 + (8 << 20) / 16e6
+HUNG_TOKENS = 44_000  # messages of 43 MiB: more than the kernel's socket buffers take when nobody reads
+HUNG: dict[str, Any] = {"max_entry_bytes": 48 << 20, "max_entry_tokens": 1 << 16, "base_timeout_s": 5.0}
+HUNG_S = 5.0 + (48 << 20) / 16e6
 
 
 async def hang_and_go_on(prefill: PeerProcess, decode: PeerProcess, hung: PeerProcess, other: PeerProcess) -> None:
@@ -91,10 +92,10 @@ async def hang_and_go_on(prefill: PeerProcess, decode: PeerProcess, hung: PeerPr
     although the buffer is still quarantined (on the ordered double: although its one place was taken), and gets it back."""
     survivor = prefill if hung is decode else decode
     started_s = time.monotonic()
-    await decode.call("expect", attempt="hung", seed=1, tokens=TOKENS)
+    await decode.call("expect", attempt="hung", seed=1, tokens=HUNG_TOKENS)
     ends = (
         decode.call("receive", attempt="hung"),
-        prefill.call("send", target=decode.target, attempt="hung", seed=1, tokens=TOKENS),
+        prefill.call("send", target=decode.target, attempt="hung", seed=1, tokens=HUNG_TOKENS),
     )
     try:
         error = await fails(ends[0] if survivor is decode else ends[1], "Unavailable")

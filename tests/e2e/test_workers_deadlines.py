@@ -13,6 +13,7 @@ from shoal.decode_worker import step_loop
 from shoal.decode_worker.step import DecodeStep
 from shoal.errors import DeadlineExceeded
 from shoal.kv_transfer.faults import VARIABLE
+from shoal.pb.v1 import shoal_pb2
 from tests.e2e.harness import Ask, ends_with, generate, in_process, make_config
 
 ASK = Ask(tuple(range(3, 103)), "pop:2", max_tokens=6)
@@ -90,10 +91,14 @@ async def test_whoever_leaves_when_frees_both_sides(
         if blocker is not None:
             assert len((await blocker).token_ids) == OTHER.max_tokens
         for pool, end in ((Pool.PREFILL, prefill_end), (Pool.DECODE, decode_end)):
-            load = await end.idle(pool)
-            assert not load.num_transfers_in_flight and not load.outstanding_token_layers
-            await end.until(pool, lambda load: not (load.num_staging_in_use or load.num_staging_quarantined))
+            await end.idle(pool)
+            await end.until(pool, nothing_crosses, timeout_s=5.0)  # a message that was issued returns first
         assert len((await generate(ASK, prefill_end, decode_end)).token_ids) == ASK.max_tokens
+
+
+def nothing_crosses(load: shoal_pb2.WorkerLoad) -> bool:
+    busy = load.num_transfers_in_flight or load.num_staging_in_use or load.num_staging_quarantined
+    return not busy and not load.outstanding_token_layers
 
 
 async def reach(stage: str, hold: Hold, prefill_end: Any, decode_end: Any) -> None:
