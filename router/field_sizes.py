@@ -52,6 +52,12 @@ FIELD_SIZES: Final[Mapping[str, int | tuple[int, int]]] = {
 }
 
 
+def most_entries(field: str) -> int:
+    """How many entries a list of the table may have."""
+    size = FIELD_SIZES[field]
+    return size[0] if isinstance(size, tuple) else size
+
+
 def check_sizes(message: Any, path: str = "") -> None:
     """Raises InvalidRequest that names the first field that holds too much, how much, and the limit.
 

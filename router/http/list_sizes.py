@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from shoal.errors import InvalidRequest
+from shoal.router.field_sizes import most_entries
 from shoal.router.http.errors import BadField
 from shoal.router.tools.definitions import MAX_TOOLS
 
@@ -20,9 +21,7 @@ MAX_STRUCTURE: Final = 1 << 18  # brackets, braces and colons of a body: what pa
 _ENTRIES: Final[Mapping[str, int]] = {
     "messages": MAX_MESSAGES,
     "tools": MAX_TOOLS,
-    "stop": 64,
-    "stop_token_ids": 1024,
-    "logit_bias": 1024,
+    **{name: most_entries(f"SamplingParams.{name}") for name in ("stop", "stop_token_ids", "logit_bias")},
     "tokens": MAX_IDS,
     "modalities": 16,
 }
@@ -44,7 +43,7 @@ def check_lists(body: Any) -> None:
         _check(name, body.get(name), most)
     form = body.get("structured_outputs")
     if isinstance(form, dict):
-        _check("structured_outputs.choice", form.get("choice"), 1024)
+        _check("structured_outputs.choice", form.get("choice"), most_entries("ChoiceConstraint.choices"))
     visibility = body.get("visibility")
     if isinstance(visibility, str) and len(visibility) > _MAX_VISIBILITY:
         raise BadField("visibility", f"visibility has {len(visibility)} characters; send at most {_MAX_VISIBILITY}")
