@@ -23,7 +23,15 @@ def _run(end: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
     process = subprocess.Popen([sys.executable, "-c", PROGRAM.format(end=end)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     pids = [int(pid) for pid in process.stdout.readline().split()]
-    return process, [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    return process, [alive for pid in pids if (alive := _process(pid)) is not None]
+
+
+def _process(pid: int) -> psutil.Process | None:
+    """The process, or None when it has ended already (it may end while it is looked at)."""
+    try:
+        return psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return None
 
 
 @pytest.mark.parametrize(
