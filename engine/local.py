@@ -101,21 +101,15 @@ class LocalEngine:
             return []
         segments: list[Segment] = []
         wants: dict[str, Want] = {}
-        keepers: dict[int, RunningRequest] = {}
         for chunk in chunks:
             running = self._running[chunk.key]
-            for segment in running.segments(chunk):
-                if segment.keep_states:
-                    keepers[len(segments)] = running
-                segments.append(segment)
+            segments += running.segments(chunk)
             if chunk.stop > running.tables.layout.split.num_prefill_tokens:
                 wants[chunk.key] = running.want(chunk)
 
-        forward = self._decoder.forward(segments, self._pool).run()
-        picked = pick(forward.logits, list(wants.values()))
+        logits = self._decoder.forward(segments, self._pool).run().logits
+        picked = pick(logits, list(wants.values()))
 
-        for index, running in keepers.items():
-            running.deep_states.append((segments[index].positions, forward.states[index]))
         for chunk in chunks:
             self._batcher.complete(chunk)
         return [token for key, own in zip(wants, picked, strict=True) for token in self._hand_out(key, own)]
@@ -160,7 +154,7 @@ class LocalEngine:
             request = replace(request, sampling=sampling)
             self._running[key] = RunningRequest(request, tables, RequestKv.of(tables), tokens, counts, self._constrain(request))
             num_to_run = len(tokens) - 1 if request.continuation_ids else len(tokens)
-            self._batcher.add(TokenCursor(key, layout.split.num_prefill_tokens, num_to_run, 0))
+            self._batcher.add(TokenCursor(key, 0, num_to_run, 0))  # a step may hold its last prefill and first decode tokens
 
     def _constrain(self, request: LocalRequest) -> TokenConstraint | None:
         """What the answer is held to, from where the replayed tokens left it."""

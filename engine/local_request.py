@@ -1,18 +1,9 @@
 """What the single-process engine is asked, hands out, and keeps of a request that runs. Knows segments; decides no step."""
 
-from dataclasses import dataclass, field, replace
-
-import torch
+from dataclasses import dataclass, replace
 
 from shoal.engine.sampling import SampleRow, TokenConstraint, TokenCounts, Want
-from shoal.engine.segment import (
-    RequestKv,
-    Segment,
-    anchor_segment,
-    late_projection_segment,
-    prefill_segments,
-    scored_segments,
-)
+from shoal.engine.segment import RequestKv, Segment, local_prefill_segments, scored_segments
 from shoal.errors import Unsupported
 from shoal.placement.batching import Chunk
 from shoal.placement.tables import RequestTables
@@ -83,7 +74,6 @@ class RunningRequest:
     constraint: TokenConstraint | None
     num_sampled: int = 0
     num_scored: int = 0
-    deep_states: list[tuple[range, torch.Tensor]] = field(default_factory=list)  # what prefill "ships", until next it runs
 
     @property
     def targets(self) -> range:
@@ -102,7 +92,7 @@ class RunningRequest:
         return chunk.stop == len(self.tokens)
 
     def want(self, chunk: Chunk) -> Want:
-        """What a chunk of decode tokens wants of its logits."""
+        """What a chunk with decode tokens wants of its logits."""
         request, scored = self.request, self.scored(chunk)
         num_top = request.sampling.num_logprobs if request.continuation_ids else request.prompt_logprobs
         row = SampleRow(request.sampling, request.child, len(self.tokens), self.num_sampled, self.counts, self.constraint)
@@ -110,12 +100,11 @@ class RunningRequest:
         return Want([row] if self.draws(chunk) else [], ids, num_top or 0)
 
     def segments(self, chunk: Chunk) -> list[Segment]:
-        """What one chunk runs. Deep states of earlier chunks enter with it, ahead of it."""
-        layout, kv = self.tables.layout, self.kv
-        enter = anchor_segment if layout.visibility.kind is VisibilityKind.SPEED else late_projection_segment
-        segments = [enter(kv, states, positions) for positions, states in self.deep_states]
-        self.deep_states.clear()
-        positions, token_ids = range(chunk.start, chunk.stop), self.tokens[chunk.start : chunk.stop]
-        if chunk.stop <= layout.split.num_prefill_tokens:
-            return segments + prefill_segments(kv, token_ids, positions)
-        return segments + scored_segments(kv, token_ids, positions, self.scored(chunk), draws=self.draws(chunk))
+        """What one chunk runs: prefill tokens, then decode tokens, which see in the same step what the former leave."""
+        first = max(chunk.start, min(chunk.stop, self.tables.layout.split.num_prefill_tokens))
+        prefill, decode = range(chunk.start, first), range(first, chunk.stop)
+        segments = local_prefill_segments(self.kv, self.tokens[chunk.start : first], prefill) if prefill else []
+        if decode:
+            ids = self.tokens[first : chunk.stop]
+            segments += scored_segments(self.kv, ids, decode, self.scored(chunk), draws=self.draws(chunk))
+        return segments
