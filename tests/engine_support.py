@@ -63,8 +63,13 @@ def reference(variant: str = "llama") -> PreTrainedModel:
 
 
 @cache
+def smollm2_files() -> ModelFiles:
+    return open_model("smollm2-135m")
+
+
+@cache
 def smollm2(dtype: DType = DType.FLOAT32, backend: str = "auto") -> Decoder:
-    model = open_model("smollm2-135m")
+    model = smollm2_files()
     return Decoder.load(model, dtype=dtype, held=HeldLayers.everything(model.config.shape.num_layers), backend=backend)[0]
 
 
