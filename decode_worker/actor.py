@@ -9,6 +9,11 @@ class DecodeActor(HostedWorker):
 
     pool = Pool.DECODE
 
+    def node_host(self) -> str:
+        import ray  # here, as everything of Ray's: the class is also imported where there is none
+
+        return str(ray.util.get_node_ip_address())
+
     def make_worker(self, config: WorkerConfig) -> Worker:
         from shoal.decode_worker.worker import DecodeWorker  # here: only the actor's own process needs torch
 

@@ -20,6 +20,11 @@ SAMPLED_TOKENS = counter("shoal_decode_worker_sampled_tokens_total", "Tokens sam
 SCORED_TOKENS = counter("shoal_decode_worker_scored_tokens_total", "Given tokens scored (Score, prompt log-probabilities)")
 PROJECTED_TOKENS = counter("shoal_decode_worker_projected_tokens_total", "Prefill tokens projected late")
 USED_BLOCKS = gauge("shoal_decode_worker_used_blocks", "KV blocks that requests own")
+GROUP_BLOCKS = gauge(
+    "shoal_decode_worker_group_blocks",
+    "Blocks in requests' tables by group of layers: lower, upper; deep_states. Shared ones count for each",
+    ["group"],
+)
 CACHED_BLOCKS = gauge("shoal_decode_worker_cached_blocks", "KV blocks that only the prefix cache owns: given up when needed")
 EVICTED_BLOCKS = counter("shoal_decode_worker_evicted_blocks_total", "Cached KV blocks given up for an allocation")
 PREFIX_QUERY_TOKENS = counter("shoal_decode_worker_prefix_query_tokens_total", "Prefill tokens of reserved requests")

@@ -9,6 +9,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import psutil
 
@@ -24,6 +25,7 @@ from shoal.decode_worker.spec import read_spec
 from shoal.decode_worker.step_loop import DecodeStepLoop
 from shoal.engine.affinity import keep_to_cpus
 from shoal.engine.health import keep_health
+from shoal.engine.holdings import GROUPS
 from shoal.engine.load_report import report_queue
 from shoal.engine.resident import Resident, fingerprint_of, load_resident, open_for
 from shoal.engine.weights import HeldLayers
@@ -164,6 +166,8 @@ class DecodeWorker:
         blocks, holdings = resident.blocks, reservations.holdings
         metrics.TOTAL_BLOCKS.set(blocks.num_blocks)
         metrics.USED_BLOCKS.set_function(lambda: blocks.num_used)
+        for group in GROUPS:
+            metrics.GROUP_BLOCKS.labels(group).set_function(partial(holdings.num_blocks_of, group))
         metrics.CACHED_BLOCKS.set_function(lambda: blocks.num_cached)
         metrics.RESERVED_REQUESTS.set_function(lambda: holdings.num_holders)
         metrics.WAITING_REQUESTS.set_function(lambda: holdings.num_waiting)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -61,6 +62,8 @@ class _Waiter:
     future: asyncio.Future[Holding]
 
 
+GROUPS: Final = ("lower", "upper", "deep_states")  # what blocks are for: a table of layers, or hidden states that wait
+
 _NO_BLOCKS: BlockIds = np.empty(0, dtype=np.int32)
 
 
@@ -99,6 +102,13 @@ class HoldingQueue:
     @property
     def num_waiting(self) -> int:
         return len(self.waiters)
+
+    def num_blocks_of(self, group: str) -> int:
+        """Blocks in holders' tables of one group of GROUPS; one that several share counts for each. From any thread."""
+        holders = list(self._since)
+        if group == "deep_states":
+            return sum(len(holding.state_blocks) for holding in holders)
+        return sum(getattr(tables, group).ids.size for holding in holders for tables in holding.answers)
 
     @property
     def mean_hold_s(self) -> float:

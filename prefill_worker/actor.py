@@ -11,6 +11,11 @@ class PrefillActor(HostedWorker):
 
     pool = Pool.PREFILL
 
+    def node_host(self) -> str:
+        import ray  # here, as everything of Ray's: the class is also imported where there is none
+
+        return str(ray.util.get_node_ip_address())
+
     def make_worker(self, config: WorkerConfig) -> Worker:
         from shoal.prefill_worker.worker import PrefillWorker  # here: only the actor's own process needs torch
 

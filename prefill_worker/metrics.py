@@ -11,6 +11,11 @@ STEP_REQUESTS = histogram(
 )
 PREFILL_TOKENS = counter("shoal_prefill_worker_run_tokens_total", "Prefill tokens run")
 USED_BLOCKS = gauge("shoal_prefill_worker_used_blocks", "KV blocks that tasks own")
+GROUP_BLOCKS = gauge(
+    "shoal_prefill_worker_group_blocks",
+    "Blocks in tasks' tables by group of layers: lower, upper; deep_states. Shared ones count for each",
+    ["group"],
+)
 CACHED_BLOCKS = gauge("shoal_prefill_worker_cached_blocks", "KV blocks that only the prefix cache owns: given up when needed")
 EVICTED_BLOCKS = counter("shoal_prefill_worker_evicted_blocks_total", "Cached KV blocks given up for an allocation")
 PREFIX_QUERY_TOKENS = counter("shoal_prefill_worker_prefix_query_tokens_total", "Prefill tokens of tasks that got blocks")

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import psutil
 
@@ -15,6 +16,7 @@ from shoal.config.logs import log_event
 from shoal.config.worker import Pool, WorkerConfig
 from shoal.engine.affinity import keep_to_cpus
 from shoal.engine.health import keep_health
+from shoal.engine.holdings import GROUPS
 from shoal.engine.load_report import report_queue
 from shoal.engine.resident import Resident, fingerprint_of, load_resident, open_for
 from shoal.engine.weights import HeldLayers
@@ -160,6 +162,8 @@ class PrefillWorker:
         blocks, holdings = resident.blocks, runner.holdings
         metrics.TOTAL_BLOCKS.set(blocks.num_blocks)
         metrics.USED_BLOCKS.set_function(lambda: blocks.num_used)
+        for group in GROUPS:
+            metrics.GROUP_BLOCKS.labels(group).set_function(partial(holdings.num_blocks_of, group))
         metrics.CACHED_BLOCKS.set_function(lambda: blocks.num_cached)
         metrics.HOLDING_REQUESTS.set_function(lambda: holdings.num_holders)
         metrics.WAITING_REQUESTS.set_function(lambda: holdings.num_waiting)

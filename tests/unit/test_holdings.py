@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from shoal.engine.holdings import Holding, HoldingQueue, HoldingSize
+from shoal.engine.holdings import GROUPS, Holding, HoldingQueue, HoldingSize
 from shoal.errors import CapacityExceeded, InvalidRequest
 from shoal.placement.blocks import BlockPool
 from shoal.placement.tables import KvLayout
@@ -24,6 +24,7 @@ async def test_waiters_are_served_in_order_and_one_that_fits_may_pass_one_that_d
     second = asyncio.create_task(holdings.reserve(LAYOUT, LARGE))
     third = asyncio.create_task(holdings.reserve(LAYOUT, SMALL))
     await asyncio.sleep(0)
+    assert {group: holdings.num_blocks_of(group) for group in GROUPS} == {"lower": 8, "upper": 2, "deep_states": 1}
     assert holdings.num_waiting == 2 and holdings.waiters.waiting()[Priority.NORMAL] == (2, 15)
     holdings.release_states(first)
     holdings.release(first)

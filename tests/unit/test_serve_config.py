@@ -156,6 +156,7 @@ def test_a_port_in_use_is_named() -> None:
         (["--config", "no-such.yaml"], "no-such.yaml"),
         (["--worker-host", "192.0.2.1"], "--worker-host 192.0.2.1: Cannot assign requested address; name an address"),
         (["--worker-host", "0.0.0.0"], "must name one IPv4 interface"),
+        (["--worker-host", "node"], "it needs --ray-address, and --controller-listen"),
         (["--max-context-tokens", "513"], "--max-context-tokens 513 exceeds the model's own 512"),
         (["--visibilities", "full,speed:2", "--max-boundary-tokens", "1"], "raise --max-boundary-tokens to"),
     ],
@@ -225,3 +226,13 @@ def test_nccl_without_gpus_and_one_port_for_two_doors_are_refused_before_anythin
         check(ServeConfig(model=model, listen="127.0.0.1:0", transfer_backend="nccl", prefill_workers=4999))
     with pytest.raises(InvalidConfig, match=r"--http-listen .* port of its own"):
         check(ServeConfig(model=model, listen="127.0.0.1:50997", http_listen="127.0.0.1:50997"))
+
+
+def test_workers_may_bind_to_the_node_they_are_placed_on() -> None:
+    values = {"worker_host": "node", "ray_address": "10.0.0.1:6379", "controller_listen": "10.0.0.5:50050", "metrics_port": 9100}
+    config = ServeConfig.from_mapping(values)
+    assert config.own_host == "10.0.0.5"
+    assert config.metrics_addresses["controller"] == "10.0.0.5:9101" and config.metrics_address("decode-0") == "node:9103"
+    placed = config.worker(Pool.DECODE).placed_at("10.0.0.7")
+    assert (placed.host, placed.transfer.host) == ("10.0.0.7", "10.0.0.7")
+    assert config.worker(Pool.DECODE).host == "node" and placed.placed_at("10.0.0.9") is placed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shoal.config.serve import ServeConfig
 from shoal.config.tokens import read_tokens
-from shoal.config.worker import Pool
+from shoal.config.worker import NODE, Pool
 from shoal.controller.room import check_memory
 from shoal.engine.affinity import check_cpus
 from shoal.errors import InvalidConfig
@@ -51,11 +51,18 @@ def check(config: ServeConfig) -> ModelFiles:
     if config.ray_address:
         check_reachable(config.ray_address, "--ray-address")
     _check_doors(config)
+    if config.worker_host == NODE and not (config.ray_address and config.controller_listen):
+        raise InvalidConfig(
+            "--worker-host node lets each worker bind the address of its Ray node: it needs --ray-address, and --controller-listen "
+            "with the address of this machine that routers reach"
+        )
     if Address(config.worker_host, 0).is_wildcard or ":" in config.worker_host:
-        raise InvalidConfig(f"--worker-host {config.worker_host!r} must name one IPv4 interface, as in 127.0.0.1")
-    check_port(config.worker_host, 0, "--worker-host")
+        raise InvalidConfig(f"--worker-host {config.worker_host!r} must name one IPv4 interface, as in 127.0.0.1, or be node")
+    check_port(config.own_host, 0, "--worker-host")
     for metrics in config.metrics_addresses.values():
-        check_port(config.worker_host, int(metrics.rpartition(":")[2]), "--metrics-port")
+        host, _, port = metrics.rpartition(":")
+        if host != NODE:  # else on a machine that we do not see
+            check_port(host, int(port), "--metrics-port")
     return model
 
 

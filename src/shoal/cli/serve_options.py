@@ -39,7 +39,7 @@ HELP: Final[dict[str, str]] = {
     "max_wait_s": "Refuse at once a request that would wait longer for its start; 0: none.",
     "max_context_tokens": "Prompt and answer together; 0: the model's own limit.",
     "transfer_backend": "How KV crosses: gloo, nccl, or ordered-gloo (a strict double for tests).",
-    "worker_host": "The interface that workers, controller and metrics bind to.",
+    "worker_host": "The interface that workers, controller and metrics bind to; node: each worker its own Ray node's address.",
     "ray_address": "Join this Ray instead of starting one.",
     "ray_namespace": "Ray namespace of the actors; one per Shoal cluster in a shared Ray.",
     "pool_labels": "Place workers on Ray nodes labelled pool=prefill and pool=decode.",

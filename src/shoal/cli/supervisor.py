@@ -55,7 +55,7 @@ class Supervisor:
         self.config = config = replace(config, listen=first.listen, http_listen=first.http_listen)
         self._listeners = listeners
         # kept when the controller is started again
-        self._controller_address = config.controller_listen or f"{config.worker_host}:{free_port(config.worker_host)}"
+        self._controller_address = config.controller_listen or f"{config.own_host}:{free_port(config.own_host)}"
         self._listening = asyncio.Event()
         self._all_ready = asyncio.Event()
         self._serving = {place.name: asyncio.Event() for place in self.routers}

@@ -17,7 +17,7 @@ from shoal.config.disaggregation import LOCAL_CACHED_SHARE, LOCAL_PREFILL_TOKENS
 from shoal.config.logs import FORMATS, LEVELS
 from shoal.config.tls import ClusterConfig, TlsConfig
 from shoal.config.transfer import BACKENDS, TransferConfig
-from shoal.config.worker import Pool, WorkerConfig
+from shoal.config.worker import NODE, Pool, WorkerConfig
 from shoal.errors import InvalidConfig, InvalidRequest
 from shoal.types import DType
 from shoal.visibility import Visibility
@@ -60,7 +60,7 @@ class ServeConfig:
     max_wait_s: float = 60.0  # a request that would wait longer for its start is refused at once; 0: none is
     max_context_tokens: int = 0  # prompt and answer together; 0: the model's own limit
     transfer_backend: str = "gloo"
-    worker_host: str = "127.0.0.1"  # the interface workers and the controller bind to
+    worker_host: str = "127.0.0.1"  # the interface workers and the controller bind to; "node": each worker its Ray node's address
     ray_address: str = ""  # "" starts a local Ray
     ray_namespace: str = "shoal"  # one per Shoal cluster that shares a Ray
     pool_labels: bool = False  # place actors by the node label pool=prefill / pool=decode
@@ -193,7 +193,17 @@ class ServeConfig:
             return {}
         workers = [f"{pool}-{index}" for pool in Pool for index in range(self.num_workers(pool))]
         names = ("router", "controller", *workers, *self.router_names[1:])
-        return {name: f"{self.worker_host}:{self.metrics_port + offset}" for offset, name in enumerate(names)}
+        return {
+            name: f"{self.worker_host if name in workers else self.own_host}:{self.metrics_port + offset}"
+            for offset, name in enumerate(names)
+        }
+
+    @property
+    def own_host(self) -> str:
+        """The interface that the processes of this machine bind to, workers apart."""
+        if self.worker_host != NODE:
+            return self.worker_host
+        return _address("controller_listen", self.controller_listen)[0] if self.controller_listen else "127.0.0.1"
 
     def metrics_address(self, worker_id: str) -> str:
         """The same of one worker, also one beyond the configured sizes; "" when metrics are off. Raises InvalidConfig."""

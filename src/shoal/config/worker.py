@@ -4,7 +4,7 @@ A configuration crosses a process border as a plain JSON-able mapping (`to_dict`
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Self
 
@@ -15,6 +15,7 @@ from shoal.types import DType, ModelShape
 from shoal.visibility import Visibility
 
 DEVICES = ("auto", "cpu", "cuda")
+NODE = "node"  # as a host: the address by which Ray knows the node that the worker is placed on
 
 
 class Pool(StrEnum):
@@ -52,7 +53,7 @@ class WorkerConfig:
     allowed_visibilities: tuple[Visibility, ...] = (Visibility(),)  # the first is the default; boundaries do not count
     max_boundary_tokens: int = 64
     colocated: bool = False  # a decode worker that prefills every prompt itself: there is no prefill pool
-    host: str = "127.0.0.1"  # the interface to bind
+    host: str = "127.0.0.1"  # the interface to bind, or NODE
     port: int = 0  # 0: any free port
     cluster: ClusterConfig = field(default_factory=ClusterConfig)  # who may call this worker, and as whom it calls others
     transfer: TransferConfig = field(default_factory=TransferConfig)
@@ -141,6 +142,10 @@ class WorkerConfig:
             raise InvalidConfig(
                 f"transfer.max_entry_bytes must be at least {least} (a token), not {self.transfer.max_entry_bytes}"
             )
+
+    def placed_at(self, host: str) -> Self:
+        """The same with NODE replaced, for gRPC and for KV."""
+        return replace(self, host=host, transfer=replace(self.transfer, host=host)) if self.host == NODE else self
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able mapping that `from_dict` reads back."""

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Any, ClassVar, Protocol
 
 from shoal.config.logs import configure_worker_logging
-from shoal.config.worker import Pool, WorkerConfig
+from shoal.config.worker import NODE, Pool, WorkerConfig
 from shoal.errors import ShoalError
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.rpc.address import Address
@@ -44,7 +44,8 @@ class HostedWorker:
     pool: ClassVar[Pool]
 
     def __init__(self, config_text: str) -> None:
-        self._config = WorkerConfig.from_dict(json.loads(config_text))
+        config = WorkerConfig.from_dict(json.loads(config_text))
+        self._config = config.placed_at(self.node_host()) if config.host == NODE else config
         configure_worker_logging(self._config.worker_id)
         configure_tracing(self._config.worker_id)
         self._config_text = config_text
@@ -54,6 +55,10 @@ class HostedWorker:
 
     def __repr__(self) -> str:
         return f"{self._config.worker_id} epoch {self._config.epoch}"
+
+    def node_host(self) -> str:
+        """The address of the node that this process was placed on, in place of NODE."""
+        raise NotImplementedError
 
     def make_worker(self, config: WorkerConfig) -> Worker:
         """Build the worker; `report_progress` may be handed to it."""
@@ -83,7 +88,8 @@ class HostedWorker:
         self._worker = self.make_worker(self._config)
         await self._worker.start()
         if listen := os.environ.get("SHOAL_METRICS_LISTEN"):
-            serve_metrics(Address.parse(listen, "SHOAL_METRICS_LISTEN"), self._config.cluster)
+            address = Address.parse(listen, "SHOAL_METRICS_LISTEN")
+            serve_metrics(Address(self._config.host, address.port) if address.host == NODE else address, self._config.cluster)
         self._started = True
 
     @property
