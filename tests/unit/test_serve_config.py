@@ -156,7 +156,7 @@ def test_a_port_in_use_is_named() -> None:
         (["--config", "no-such.yaml"], "no-such.yaml"),
         (["--worker-host", "192.0.2.1"], "--worker-host 192.0.2.1: Cannot assign requested address; name an address"),
         (["--worker-host", "0.0.0.0"], "must name one IPv4 interface"),
-        (["--worker-host", "node"], "it needs --ray-address, and --controller-listen"),
+        (["--worker-host", "node"], "it needs --ray-address and --controller-listen"),
         (["--max-context-tokens", "513"], "--max-context-tokens 513 exceeds the model's own 512"),
         (["--visibilities", "full,speed:2", "--max-boundary-tokens", "1"], "raise --max-boundary-tokens to"),
     ],

@@ -53,7 +53,7 @@ def check(config: ServeConfig) -> ModelFiles:
     _check_doors(config)
     if config.worker_host == NODE and not (config.ray_address and config.controller_listen):
         raise InvalidConfig(
-            "--worker-host node lets each worker bind the address of its Ray node: it needs --ray-address, and --controller-listen "
+            "--worker-host node lets each worker bind its own node: it needs --ray-address and --controller-listen "
             "with the address of this machine that routers reach"
         )
     if Address(config.worker_host, 0).is_wildcard or ":" in config.worker_host:
