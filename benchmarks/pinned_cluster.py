@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from shoal.config.worker import Pool, WorkerConfig
 from shoal.controller.descendants import die_with_parent
@@ -25,15 +26,17 @@ class RunningRouter:
 
 
 @contextlib.asynccontextmanager
-async def process(arguments: Sequence[str], cpus: Collection[int]) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Python with these arguments on these cores, its output a pipe; it ends with us."""
+async def process(
+    arguments: Sequence[str], cpus: Collection[int], launcher: Sequence[str] = (), **more: Any
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Python with these arguments on these cores, its output a pipe; it ends with us. `launcher` starts it elsewhere."""
 
     def begin() -> None:
         die_with_parent()
         os.sched_setaffinity(0, cpus)
 
     started = await asyncio.create_subprocess_exec(
-        sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, preexec_fn=begin
+        *launcher, sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, preexec_fn=begin, **more
     )  # fmt: skip
     try:
         yield started

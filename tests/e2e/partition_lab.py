@@ -10,19 +10,16 @@ while they are cut:
 """
 
 import asyncio
-import ctypes
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.netns import Net
 from shoal.config.router import RouterConfig
 from shoal.config.worker import Pool, WorkerConfig
 from shoal.errors import ShoalError
@@ -43,61 +40,10 @@ from tests.e2e.harness import (
 )
 from tests.fakes.workers import until
 
-_CLONE_NEWNET = 0x40000000
 _PLACES = ("driver", "prefill-0", "decode-0", "decode-1")
 # three chunks; each stands still for a second before its last layer is computed, so a transfer takes over three
 SLOW = {"layer-3": {"action": "delay", "delay_s": 1.0, "times": None}}
 ASK = Ask(tuple(range(7, 187)), "full:boundary=1", max_tokens=6)
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
-
-
-class Net:
-    """Namespaces named after this process, with addresses of 10.213.0.0/16 that exist only inside them."""
-
-    def __init__(self) -> None:
-        self._prefix = f"shoal-{os.getpid()}"
-        self.addresses = {place: f"10.213.{index}.2" for index, place in enumerate(_PLACES)}
-
-    def name(self, place: str) -> str:
-        return f"{self._prefix}-{place}"
-
-    def make(self) -> None:
-        ip("netns", "add", self.name("hub"))
-        for index, place in enumerate(_PLACES):
-            inside, hub = self.name(place), self.name("hub")
-            ip("netns", "add", inside)
-            ip("-n", inside, "link", "add", "name", "eth0", "type", "veth", "peer", "name", f"hub{index}", "netns", hub)
-            for where, device, host in ((inside, "eth0", 2), (hub, f"hub{index}", 1)):
-                ip("-n", where, "address", "add", f"10.213.{index}.{host}/30", "dev", device)
-                ip("-n", where, "link", "set", device, "up")
-            ip("-n", inside, "link", "set", "lo", "up")
-            ip("-n", inside, "route", "add", "default", "via", f"10.213.{index}.1")
-        ip("netns", "exec", self.name("hub"), "sysctl", "-qw", "net.ipv4.ip_forward=1")
-
-    def remove(self) -> None:
-        for place in ("hub", *_PLACES):
-            subprocess.run(["ip", "netns", "del", self.name(place)], check=False, capture_output=True)
-
-    def enter(self, place: str) -> None:
-        """Move this process's only thread there."""
-        with open(f"/run/netns/{self.name(place)}") as namespace:
-            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
-                raise OSError(ctypes.get_errno(), "setns")
-
-    @contextmanager
-    def cut(self, one: str, other: str) -> Iterator[None]:
-        """Nothing passes between the two, and neither is told."""
-        rules = [("from", self.addresses[a], "to", self.addresses[b], "blackhole") for a, b in ((one, other), (other, one))]
-        for rule in rules:
-            ip("-n", self.name("hub"), "rule", "add", "pref", "10", *rule)
-        try:
-            yield
-        finally:
-            for rule in rules:
-                ip("-n", self.name("hub"), "rule", "del", "pref", "10", *rule)
 
 
 async def start(net: Net, config: WorkerConfig, folder: Path) -> WorkerProcess:
@@ -107,7 +53,7 @@ async def start(net: Net, config: WorkerConfig, folder: Path) -> WorkerProcess:
     faults = {"SHOAL_FAULTS": json.dumps(SLOW)} if config.pool is Pool.PREFILL else {}
     with (folder / f"{config.worker_id}.log").open("w") as log:
         process = await asyncio.create_subprocess_exec(
-            *("ip", "netns", "exec", net.name(config.worker_id), sys.executable, "-m", f"shoal.{config.pool}_worker", str(path)),
+            *net.command(config.worker_id, sys.executable, "-m", f"shoal.{config.pool}_worker", str(path)),
             stdout=asyncio.subprocess.PIPE, stderr=log, env=os.environ | faults | {"PYTHONFAULTHANDLER": "1"},
         )  # fmt: skip
     assert process.stdout is not None
@@ -229,7 +175,7 @@ async def main(net: Net, folder: Path, model: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    lab = Net()
+    lab = Net(_PLACES)
     try:
         lab.make()
         lab.enter("driver")  # before any other thread runs

@@ -1,14 +1,13 @@
 """A cut link between prefill and decode, in network namespaces of our own (Linux, root, `ip`): see partition_lab.py."""
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks.netns import missing
 from shoal.model_files import write_random_model
 from tests.e2e.conftest import command_environment
 from tests.e2e.harness import TRANSFER
@@ -18,19 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(180)]
 LATE_S = 2.0  # for two busy cores
 
 
-def namespaces_can_be_made() -> bool:
-    if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
-        return False
-    name = f"shoal-probe-{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode == 0
-    if made:
-        veth = ["ip", "-n", name, "link", "add", "name", "eth0", "type", "veth", "peer", "name", "eth1"]
-        made = subprocess.run(veth, capture_output=True, check=False).returncode == 0
-        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-    return made
-
-
-@pytest.mark.skipif(not namespaces_can_be_made(), reason="needs root and network namespaces")
+@pytest.mark.skipif(bool(missing()), reason=missing())
 def test_a_cut_link_is_noticed_frees_both_ends_and_heals(tmp_path: Path) -> None:
     model = write_random_model(tmp_path / "tiny")
     command = [sys.executable, "-m", "tests.e2e.partition_lab", str(tmp_path), str(model)]
