@@ -3,6 +3,7 @@
 from shoal.model_files.catalogue import DEFAULT_MODEL, KnownModel, known_models
 from shoal.model_files.config import ARCHITECTURES, DecoderConfig, RopeConfig, RopeKind
 from shoal.model_files.model import ModelFiles, open_model
+from shoal.model_files.prompts import ChatTemplate, Prompt, PromptEncoder
 from shoal.model_files.random_model import write_random_model
 from shoal.model_files.tensors import FileFormat, Part, TensorInfo
 from shoal.model_files.tokenizer import Tokenizer, load_tokenizer
@@ -10,11 +11,14 @@ from shoal.model_files.tokenizer import Tokenizer, load_tokenizer
 __all__ = [
     "ARCHITECTURES",
     "DEFAULT_MODEL",
+    "ChatTemplate",
     "DecoderConfig",
     "FileFormat",
     "KnownModel",
     "ModelFiles",
     "Part",
+    "Prompt",
+    "PromptEncoder",
     "RopeConfig",
     "RopeKind",
     "TensorInfo",
