@@ -54,9 +54,14 @@ class Controller:
         self._all_ready = False
         self._restart: asyncio.Task[None] | None = None
 
-    async def start(self, address: Address) -> Address:
-        """Serve the Controller's calls; return the bound address. Raises InvalidConfig when it cannot be bound."""
+    async def start(self, address: Address, health_listen: str = "") -> Address:
+        """Serve the Controller's calls; return the bound address. Raises InvalidConfig when it cannot be bound.
+
+        `health_listen`: health alone on a port of its own, without TLS.
+        """
         bound = await self._server.start(address)
+        if health_listen:
+            await self._server.start_health(Address.parse(health_listen, "the address of health"))
         await self._server.set_serving(True)
         self.events.emit("listening", message=str(bound), ray_folder=str(self._cluster.folder or ""))
         return bound

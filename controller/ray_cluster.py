@@ -18,6 +18,7 @@ from shoal.config.worker import Pool, WorkerConfig
 from shoal.controller.descendants import adopt_orphans, end_descendants
 from shoal.controller.names import ActorName, ActorResources
 from shoal.controller.owner import FOLDER_MARK, RAY_PREFIX, SHORT_FOLDER, mark
+from shoal.controller.ray_node import OBJECT_STORE_BYTES, OwnNode
 from shoal.decode_worker.actor import DecodeActor
 from shoal.errors import Unavailable
 from shoal.pb.internal.v1 import worker_pb2
@@ -26,7 +27,6 @@ from shoal.rpc.hosted import process_host
 
 _log = logging.getLogger(__name__)
 
-_OBJECT_STORE_BYTES = 80 << 20  # Ray's minimum; nothing of ours goes through it
 _UNLIMITED = 1 << 30
 _MAX_CALLS = 100  # per actor at once: lifelines of several controllers, start, describe, stop
 
@@ -127,15 +127,19 @@ class ActorHandle:
 class RayCluster:
     """A running Ray that this process drives. Make it in the main thread: Ray's daemons die with the thread that made them."""
 
-    def __init__(self, ray: Any, namespace: str, folder: Path | None) -> None:
+    def __init__(self, ray: Any, namespace: str, folder: Path | None, node: OwnNode | None = None) -> None:
         self._ray = ray
+        self._node = node  # that we brought to a Ray of others
         self._namespace = namespace
         self.folder = folder  # Ray's sockets and logs, when it was started here
         self._classes: Mapping[Pool, Any] = {Pool.PREFILL: ray.remote(PrefillActor), Pool.DECODE: ray.remote(DecodeActor)}
 
     @classmethod
-    def start(cls, address: str, namespace: str) -> Self:
-        """Join the Ray at `address`, or start a local one with tokens on, no dashboard and little memory."""
+    def start(cls, address: str, namespace: str, *, node_host: str = "", wait_s: float = 60.0) -> Self:
+        """Join the Ray at `address`, or start a local one with tokens on, no dashboard and little memory.
+
+        `node_host`: an address of this machine; join as a node of our own there, and wait so long for the head to come.
+        """
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -147,26 +151,27 @@ class RayCluster:
             os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # idle workers that no actor of ours would use
         import ray  # here, not above: the environment must be set first
 
+        node = OwnNode.join(address, node_host, wait_s) if address and node_host else None
         folder = None if address else Path(tempfile.mkdtemp(prefix=RAY_PREFIX, dir=SHORT_FOLDER))
         if folder is not None:
             mark(folder / FOLDER_MARK)
         options: dict[str, Any] = {"namespace": namespace, "logging_level": logging.WARNING, "log_to_driver": True}
         try:
             if address:
-                ray.init(address=address, **options)
+                ray.init(address=address, **options, **({"_node_ip_address": node_host} if node_host else {}))
             else:
                 ray.init(
                     address="local",
                     num_cpus=1,  # our actors ask for none: see controller/room.py
-                    object_store_memory=_OBJECT_STORE_BYTES,
+                    object_store_memory=OBJECT_STORE_BYTES,
                     include_dashboard=False,
                     _temp_dir=str(folder),
                     **options,
                 )
         except (ConnectionError, RuntimeError, ValueError) as error:
             where = f"join the Ray cluster at {address}" if address else "start a local Ray"
-            raise Unavailable(f"cannot {where}: {_words(error)}") from error
-        return cls(ray, namespace, folder)
+            raise Unavailable(f"cannot {where}: {(node.end if node else '') or _words(error)}") from error
+        return cls(ray, namespace, folder, node)
 
     def spawn(
         self, name: ActorName, config: WorkerConfig, resources: ActorResources, environment: Mapping[str, str]
@@ -232,6 +237,9 @@ class RayCluster:
     def shutdown(self) -> None:
         """Leave; a Ray that was started here ends, with every process of it, and its files go."""
         self._ray.shutdown()
+        if self._node is not None:
+            self._node.leave()
+            end_descendants()  # it brings agents and a raylet
         if self.folder is not None:
             end_descendants()  # agents, which outlive a raylet that had to be killed by many seconds
             shutil.rmtree(self.folder, ignore_errors=True)

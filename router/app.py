@@ -97,6 +97,9 @@ class Router:
         address = await self._server.start(listen, allow_wildcard=self.config.allow_wildcard)
         try:
             await self._start_http()
+            if self.config.health_listen is not None:
+                probes = Address.parse(self.config.health_listen, "the address of health")
+                await self._server.start_health(probes, allow_wildcard=self.config.allow_wildcard)
         except ShoalError:
             await self._stop_servers(0.0)
             raise

@@ -26,6 +26,7 @@ BEAT: Final = "router moves"  # printed again and again with --beat-s
 @click.command(name="router", context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--listen", default="127.0.0.1:50051", metavar="HOST:PORT", help="Where clients call; port 0 picks a free one.")
 @click.option("--http-listen", metavar="HOST:PORT", help="Serve OpenAI's API over HTTP there; port 0 picks a free one.")
+@click.option("--health-listen", metavar="HOST:PORT", help="gRPC health alone, without TLS, for an orchestrator's probes.")
 @click.option("--http-max-body-mb", default=8.0, help="Largest body of an HTTP request, in MB.")
 @click.option("--controller", metavar="HOST:PORT", help="The controller that publishes where the workers are.")
 @click.option("--worker", "workers", multiple=True, metavar="POOL=HOST:PORT", help="A fixed worker instead; repeat per worker.")

@@ -15,6 +15,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {  # name: (module:attribute, what
     "generate": ("shoal.cli.generate:generate", "Stream an answer to the terminal."),
     "info": ("shoal.cli.info:info", "Show a server's model, its allowed visibilities and its workers."),
     "loads": ("shoal.cli.info:loads", "Show what every worker holds now."),
+    "health": ("shoal.cli.health:health", "Ask any process of a cluster whether it serves; for probes."),
     "top": ("shoal.cli.top:top", "Show the pools live: what every worker holds, again and again."),
     "scale": ("shoal.cli.scale:scale", "Change how many workers a running cluster has."),
     "restart": ("shoal.cli.scale:restart", "Replace every worker of a running cluster, a few at a time."),

@@ -40,6 +40,8 @@ HELP: Final[dict[str, str]] = {
     "max_context_tokens": "Prompt and answer together; 0: the model's own limit.",
     "transfer_backend": "How KV crosses: gloo, nccl, or ordered-gloo (a strict double for tests).",
     "worker_host": "The interface that workers, controller and metrics bind to; node: each worker its own Ray node's address.",
+    "worker_port": "One gRPC port for all workers, each on a node of its own (--worker-host node); 0: any free one.",
+    "worker_metrics_port": "Likewise for the workers' metrics; 0: numbered on from --metrics-port.",
     "ray_address": "Join this Ray instead of starting one.",
     "ray_namespace": "Ray namespace of the actors; one per Shoal cluster in a shared Ray.",
     "pool_labels": "Place workers on Ray nodes labelled pool=prefill and pool=decode.",

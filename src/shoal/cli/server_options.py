@@ -9,6 +9,7 @@ import click
 import grpc
 
 from shoal.client import AsyncClient, Client, Retry, tls_credentials
+from shoal.rpc.channel import open_sync_channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,11 @@ class Server:
     def connect_async(self, retry: Retry = Retry()) -> AsyncClient:  # noqa: B008  (frozen)
         """A client for asyncio, to be made on the loop that uses it. Raises InvalidConfig when a file cannot be used."""
         return AsyncClient(self.address, credentials=self._credentials(), token=self.token, retry=retry)
+
+    def open_channel(self, tls_name: str = "") -> grpc.Channel:
+        """A bare channel; `tls_name` is what the certificate is to carry instead of the host. Raises InvalidConfig."""
+        named = (("grpc.ssl_target_name_override", tls_name),) if tls_name else ()
+        return open_sync_channel(self.address, self._credentials(), named)
 
     def _credentials(self) -> grpc.ChannelCredentials | None:
         if self.tls or self.tls_ca or self.tls_cert or self.tls_key:

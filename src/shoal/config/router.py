@@ -15,6 +15,7 @@ class RouterConfig:
     model: str  # name or path, as shoal.model_files.open_model takes it
     listen: str = "127.0.0.1:50051"
     http_listen: str | None = None  # host:port of OpenAI's API
+    health_listen: str | None = None  # host:port of gRPC health alone, without TLS, for probes
     http_max_body_bytes: int = 8_000_000
     http_body_timeout_s: float = 60.0
     controller: str | None = None  # host:port

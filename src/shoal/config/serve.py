@@ -61,6 +61,8 @@ class ServeConfig:
     max_context_tokens: int = 0  # prompt and answer together; 0: the model's own limit
     transfer_backend: str = "gloo"
     worker_host: str = "127.0.0.1"  # the interface workers and the controller bind to; "node": each worker its Ray node's address
+    worker_port: int = 0  # gRPC of every worker, where each has a node to itself; 0: any free port
+    worker_metrics_port: int = 0  # likewise, its /metrics; 0: numbered on from metrics_port
     ray_address: str = ""  # "" starts a local Ray
     ray_namespace: str = "shoal"  # one per Shoal cluster that shares a Ray
     pool_labels: bool = False  # place actors by the node label pool=prefill / pool=decode
@@ -109,6 +111,7 @@ class ServeConfig:
         if not self.visibilities:
             raise InvalidConfig("visibilities must name at least one visibility, as in full,speed:22,pop:20")
         self._check_metrics_ports()
+        self._check_worker_ports()
         if self.keep_workers and not self.ray_address:
             raise InvalidConfig("keep_workers needs ray_address: workers of a local Ray end with it")
         for pool in Pool:
@@ -126,6 +129,16 @@ class ServeConfig:
                 raise InvalidConfig(f"visibilities: {error}") from None
             if visibility.boundary_tokens is not None:
                 raise InvalidConfig(f"visibilities: {text!r} must not fix a boundary; requests do, up to max_boundary_tokens")
+
+    def _check_worker_ports(self) -> None:
+        for name in ("worker_port", "worker_metrics_port"):
+            port = getattr(self, name)
+            if not 0 <= port <= 65535:
+                raise InvalidConfig(f"{name} must lie in 0…65535, not {port}")
+            if port and self.worker_host != NODE:
+                raise InvalidConfig(f"{name} is one port for all workers: each needs an address of its own; set worker_host to node")
+        if self.worker_port and self.worker_port == self.worker_metrics_port:
+            raise InvalidConfig(f"worker_port and worker_metrics_port are both {self.worker_port}; move one")
 
     def _check_metrics_ports(self) -> None:
         last = self.metrics_port + self.routers + self.prefill_workers + self.decode_workers
@@ -193,10 +206,13 @@ class ServeConfig:
             return {}
         workers = [f"{pool}-{index}" for pool in Pool for index in range(self.num_workers(pool))]
         names = ("router", "controller", *workers, *self.router_names[1:])
-        return {
+        addresses = {
             name: f"{self.worker_host if name in workers else self.own_host}:{self.metrics_port + offset}"
             for offset, name in enumerate(names)
         }
+        if self.worker_metrics_port:
+            addresses |= dict.fromkeys(workers, f"{self.worker_host}:{self.worker_metrics_port}")
+        return addresses
 
     @property
     def own_host(self) -> str:
@@ -207,6 +223,8 @@ class ServeConfig:
 
     def metrics_address(self, worker_id: str) -> str:
         """The same of one worker, also one beyond the configured sizes; "" when metrics are off. Raises InvalidConfig."""
+        if self.worker_metrics_port:
+            return f"{self.worker_host}:{self.worker_metrics_port}"
         if not self.metrics_port:
             return ""
         if (known := self.metrics_addresses.get(worker_id)) is not None:
@@ -254,6 +272,7 @@ class ServeConfig:
             max_boundary_tokens=self.max_boundary_tokens,
             colocated=self.colocated and pool is Pool.DECODE,
             host=self.worker_host,
+            port=self.worker_port,
             cluster=self.cluster,
             transfer=replace(self.transfer, backend=self.transfer_backend, host=self.worker_host),
             chaos=self.chaos,

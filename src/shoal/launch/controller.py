@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -19,7 +20,7 @@ from shoal.controller.controller import Controller
 from shoal.controller.events import EventWriter
 from shoal.controller.guardian import guard
 from shoal.controller.ray_cluster import RayCluster
-from shoal.errors import ShoalError
+from shoal.errors import InvalidConfig, ShoalError
 from shoal.rpc import Address, serve_metrics
 
 
@@ -27,9 +28,19 @@ from shoal.rpc import Address, serve_metrics
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="YAML file with the keys of `shoal serve`.")
 @click.option("--config-text", help="The same as JSON.")
 @click.option("--listen", default="127.0.0.1:0", show_default=True, help="Where routers watch endpoints.")
+@click.option("--health-listen", default="", metavar="HOST:PORT", help="gRPC health alone, without TLS, for probes.")
+@click.option("--ray-node", default="", metavar="HOST", help="Join Ray as a node without CPUs, at this address of ours.")
 @click.option("--metrics-listen", default="", help="host:port of this process's /metrics; off when empty.")
 @click.option("--watch-stdin", is_flag=True, help="Stop when standard input closes.")
-def main(config_file: Path | None, config_text: str | None, listen: str, metrics_listen: str, watch_stdin: bool) -> None:
+def main(
+    config_file: Path | None,
+    config_text: str | None,
+    listen: str,
+    health_listen: str,
+    ray_node: str,
+    metrics_listen: str,
+    watch_stdin: bool,
+) -> None:
     """Start and keep the pools of workers, and publish them to routers."""
     events = EventWriter(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)  # Ray prints to standard output at will
@@ -37,22 +48,35 @@ def main(config_file: Path | None, config_text: str | None, listen: str, metrics
         values = json.loads(config_text) if config_text else read_yaml(config_file) if config_file else {}
         config = ServeConfig.from_mapping(values)
         configure_logging(config.log_level, "controller", config.log_format)
-        if not config.ray_address:
-            guard()  # a Ray of our own must not outlive us
-        serve(config, Address.parse(listen), metrics_listen, events, watch_stdin=watch_stdin)
+        if ray_node and not config.ray_address:
+            raise InvalidConfig("--ray-node joins a Ray that runs elsewhere; give its ray_address, too")
+        if ray_node or not config.ray_address:
+            guard()  # a Ray of our own, or a node of it, must not outlive us
+        places = Places(Address.parse(listen), health_listen, metrics_listen, ray_node)
+        serve(config, places, events, watch_stdin=watch_stdin)
     except ShoalError as error:
         events.emit("failed", message=str(error))
         print(f"controller: {error}", file=sys.stderr)
         sys.exit(1)
 
 
-def serve(config: ServeConfig, listen: Address, metrics_listen: str, events: EventWriter, *, watch_stdin: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a controller is found; "": not offered."""
+
+    listen: Address
+    health_listen: str = ""
+    metrics_listen: str = ""
+    ray_node: str = ""  # the host of a Ray node of our own
+
+
+def serve(config: ServeConfig, places: Places, events: EventWriter, *, watch_stdin: bool) -> None:
     """Run a controller until it is told to stop. Raises ShoalError when it cannot start or a pool cannot be filled."""
-    metrics = serve_metrics(Address.parse(metrics_listen), config.cluster) if metrics_listen else None
+    metrics = serve_metrics(Address.parse(places.metrics_listen), config.cluster) if places.metrics_listen else None
     events.emit("ray", message=f"joining {config.ray_address}" if config.ray_address else "starting")
-    cluster = RayCluster.start(config.ray_address, config.ray_namespace)
+    cluster = RayCluster.start(config.ray_address, config.ray_namespace, node_host=places.ray_node, wait_s=config.start_timeout_s)
     try:
-        asyncio.run(_run(config, cluster, listen, events, watch_stdin=watch_stdin))
+        asyncio.run(_run(config, cluster, places, events, watch_stdin=watch_stdin))
     finally:
         for signum in (signal.SIGTERM, signal.SIGINT):  # the loop's handlers are gone; another order to stop changes nothing
             signal.signal(signum, signal.SIG_IGN)
@@ -61,7 +85,7 @@ def serve(config: ServeConfig, listen: Address, metrics_listen: str, events: Eve
             metrics.close()
 
 
-async def _run(config: ServeConfig, cluster: RayCluster, listen: Address, events: EventWriter, *, watch_stdin: bool) -> None:
+async def _run(config: ServeConfig, cluster: RayCluster, places: Places, events: EventWriter, *, watch_stdin: bool) -> None:
     controller = Controller(config, cluster, events)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -69,7 +93,7 @@ async def _run(config: ServeConfig, cluster: RayCluster, listen: Address, events
         loop.add_signal_handler(signum, stop.set)
     if watch_stdin:
         loop.add_reader(0, lambda: stop.set() if not os.read(0, 4096) else None)
-    await controller.start(listen)
+    await controller.start(places.listen, places.health_listen)
     try:
         await controller.run(stop)
     finally:

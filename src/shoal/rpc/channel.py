@@ -32,8 +32,11 @@ def open_channel(
     return grpc.aio.secure_channel(address, credentials, options=options)
 
 
-def open_sync_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
+def open_sync_channel(
+    address: str, credentials: grpc.ChannelCredentials | None = None, more_options: tuple[tuple[str, str], ...] = ()
+) -> grpc.Channel:
     """The same for synchronous callers."""
+    options = (*CHANNEL_OPTIONS, *more_options)
     if credentials is None:
-        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, credentials, options=options)

@@ -1,6 +1,7 @@
 """How processes of one cluster reach and admit each other: a secret with every call, mutual TLS. Knows no service."""
 
 import hmac
+import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -45,15 +46,20 @@ def read_secret(path: str) -> str:
     """The secret that a file holds. Raises InvalidConfig when others may read the file, or it is too short to be one."""
     file = Path(path)
     try:
-        mode, text = file.stat().st_mode, file.read_text(encoding="utf-8").strip()
+        status, text = file.stat(), file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         words = getattr(error, "strerror", None) or "not text"
         raise InvalidConfig(f"cannot read the cluster's secret from {path}: {words}; every node needs the same file") from None
-    if mode & 0o077:
+    if is_open_to_others(status.st_mode, status.st_uid, os.geteuid()):
         raise InvalidConfig(f"{path} holds the cluster's secret and others may read it; run `chmod 600 {path}`")
     if _SECRET.fullmatch(text) is None:
         raise InvalidConfig(f"{path} must hold 32 to 256 letters, digits, - or _, as `openssl rand -hex 32` writes them")
     return text
+
+
+def is_open_to_others(mode: int, owner: int, reader: int) -> bool:
+    """Whether others than its reader may read a file. One of root's may be its reader's by the group: so are secrets mounted."""
+    return bool(mode & (0o037 if owner == 0 != reader else 0o077))
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic at run time

@@ -45,21 +45,29 @@ class RpcServer:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # chosen at run time
         self._services: list[str] = []
         self._stopping = False
+        self._probes: grpc.aio.Server | None = None
 
     def add(self, register: Callable[[Any, Any], None], servicer: object, service: ServiceDescriptor) -> None:
         """Mount a service, as in `add(add_XServicer_to_server, servicer, x_pb2.DESCRIPTOR.services_by_name["X"])`."""
         register(servicer, self.grpc)
         self._services.append(service.full_name)
 
+    async def start_health(self, address: Address, *, allow_wildcard: bool = False) -> Address:
+        """The same health on a port of its own that has nothing else and never TLS: probes of orchestrators speak none.
+
+        Call after `start`; it ends with it. Returns the bound address. Raises InvalidConfig as `start` does.
+        """
+        self._probes = grpc.aio.server(options=SERVER_OPTIONS)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probes)
+        bound = _bind(self._probes, address, None, allow_wildcard)
+        await self._probes.start()
+        return bound
+
     async def start(self, address: Address, *, allow_wildcard: bool = False) -> Address:
         """Bind, start and return the address with the bound port.
 
         Raises InvalidConfig when the address means every interface and that was not asked for, or cannot be bound.
         """
-        if address.is_wildcard and not allow_wildcard:
-            raise InvalidConfig(
-                f"{address} would listen on every interface; name one (127.0.0.1 for this machine only), or ask for all of them"
-            )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         reflection.enable_server_reflection(
             (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME),
@@ -67,20 +75,9 @@ class RpcServer:
         )
         for service in ("", *self._services):
             await self._health.set(service, health_pb2.HealthCheckResponse.NOT_SERVING)
-        try:
-            if self._credentials is None:
-                port = self.grpc.add_insecure_port(str(address))
-            else:
-                port = self.grpc.add_secure_port(str(address), self._credentials)
-        except RuntimeError:
-            port = 0
-        if port == 0:
-            raise InvalidConfig(
-                f"cannot listen on {address}: the port is in use or the host is not this machine's; "
-                "choose another port (0 picks a free one) or stop what holds it"
-            )
+        bound = _bind(self.grpc, address, self._credentials, allow_wildcard)
         await self.grpc.start()
-        return replace(address, port=port)
+        return bound
 
     async def set_serving(self, serving: bool, *services: str) -> None:
         """Publish health of the named services, or of "" and every service. Without effect once stopping."""
@@ -98,6 +95,8 @@ class RpcServer:
         """Drain, refuse new calls, let running ones finish for `grace_s` seconds, then cancel them."""
         await self.drain()
         await self.grpc.stop(grace_s)
+        if self._probes is not None:
+            await self._probes.stop(0.0)
 
     async def wait_for_termination(self) -> None:
         await self.grpc.wait_for_termination()
@@ -107,3 +106,24 @@ class RpcServer:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await asyncio.shield(self.stop())
+
+
+def _bind(server: grpc.aio.Server, address: Address, credentials: grpc.ServerCredentials | None, allow_wildcard: bool) -> Address:
+    """Give a server its port; the address as bound. Raises InvalidConfig."""
+    if address.is_wildcard and not allow_wildcard:
+        raise InvalidConfig(
+            f"{address} would listen on every interface; name one (127.0.0.1 for this machine only), or ask for all of them"
+        )
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(str(address))
+        else:
+            port = server.add_secure_port(str(address), credentials)
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise InvalidConfig(
+            f"cannot listen on {address}: the port is in use or the host is not this machine's; "
+            "choose another port (0 picks a free one) or stop what holds it"
+        )
+    return replace(address, port=port)
