@@ -4,7 +4,7 @@ import pytest
 
 from shoal.cli.cluster_secret import kept_secret, new_secret
 from shoal.errors import InvalidConfig
-from shoal.rpc.cluster import read_secret
+from shoal.rpc.cluster import is_open_to_others, read_secret
 
 
 def test_a_kept_secret_is_made_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,3 +23,18 @@ def test_a_kept_secret_is_made_once_and_found_again(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with pytest.raises(InvalidConfig, match="give --cluster-secret-file"):
         kept_secret("shoal")
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "reader", "is_open"),
+    [
+        (0o100600, 1000, 1000, False),
+        (0o100640, 1000, 1000, True),
+        (0o100440, 0, 1000, False),  # mounted for a group
+        (0o100444, 0, 1000, True),
+        (0o100460, 0, 1000, True),  # its group may write
+        (0o100440, 0, 0, True),
+    ],
+)
+def test_a_file_of_root_may_be_its_readers_by_the_group(mode: int, owner: int, reader: int, is_open: bool) -> None:
+    assert is_open_to_others(mode, owner, reader) is is_open

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,17 @@ from shoal.cli.serve import serve
 from shoal.cli.serve_options import HELP, read_config
 from shoal.config.serve import ServeConfig, parse_size, read_yaml
 from shoal.config.worker import Pool
-from shoal.errors import InvalidConfig
+from shoal.controller.ray_node import OwnNode
+from shoal.errors import InvalidConfig, Unavailable
 from shoal.model_files import write_random_model
+from shoal.rpc.hosted import HostedWorker
+
+OWN_NODES = {
+    "worker_host": "node",
+    "ray_address": "head:6379",
+    "controller_listen": "10.0.0.5:50050",
+    "worker_metrics_port": 9400,
+}
 
 
 @pytest.fixture(scope="module")
@@ -95,11 +105,34 @@ def test_a_configuration_crosses_as_json() -> None:
         ({"transfer": {"heartbeat_s": 61.0}}, "heartbeat_s must be at most 60"),
         ({"transfer": {"backend": "nccl"}}, "set transfer_backend"),
         ({"transfer": {"host": "10.0.0.1"}}, "set worker_host"),
+        ({"worker_port": 50052}, "set worker_host to node"),
+        ({**OWN_NODES, "worker_port": 9400}, "are both 9400"),
+        ({**OWN_NODES, "worker_port": 70000}, "worker_port must lie in 0…65535"),
     ],
 )
 def test_bad_values_are_refused_by_name(values: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidConfig, match=words.replace("(", r"\(")):
         ServeConfig.from_mapping(values)
+
+
+def test_workers_on_nodes_of_their_own_share_their_ports() -> None:
+    config = ServeConfig.from_mapping({**OWN_NODES, "worker_port": 50052})
+    assert (config.worker(Pool.PREFILL).host, config.worker(Pool.PREFILL).port) == ("node", 50052)
+    assert config.metrics_address("decode-7") == "node:9400" and not config.metrics_addresses
+
+    class Actor(HostedWorker):
+        def node_host(self) -> str:
+            return "127.0.0.9"
+
+    told = Actor(json.dumps(config.worker(Pool.DECODE).to_dict()))._config
+    assert (told.host, told.transfer.host, told.port) == ("127.0.0.9", "127.0.0.9", 50052)
+    numbered = replace(config, worker_metrics_port=0, metrics_port=9000)
+    assert list(numbered.metrics_addresses.values()) == ["10.0.0.5:9000", "10.0.0.5:9001", "node:9002", "node:9003"]
+
+
+def test_a_node_of_our_own_needs_a_head() -> None:
+    with pytest.raises(Unavailable, match=r"no Ray head at 127\.0\.0\.1:9 after 0 s \(Connection refused\)"):
+        OwnNode.join("127.0.0.1:9", "127.0.0.1", wait_s=0.0)
 
 
 def test_colocated_has_one_pool() -> None:
