@@ -136,7 +136,9 @@ class ServeConfig:
             if not 0 <= port <= 65535:
                 raise InvalidConfig(f"{name} must lie in 0…65535, not {port}")
             if port and self.worker_host != NODE:
-                raise InvalidConfig(f"{name} is one port for all workers: each needs an address of its own; set worker_host to node")
+                raise InvalidConfig(
+                    f"{name} is one port for all workers: each needs an address of its own; set worker_host to node"
+                )
         if self.worker_port and self.worker_port == self.worker_metrics_port:
             raise InvalidConfig(f"worker_port and worker_metrics_port are both {self.worker_port}; move one")
 
