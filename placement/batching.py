@@ -27,8 +27,8 @@ _OLDEST_EVERY = 4  # in one of so many steps the earliest is first, whatever its
 class TokenCursor:
     """One request's progress in tokens. Raises InternalError when the counts contradict each other.
 
-    `num_prefill_tokens` is P where prefill and decode tokens run in one place, 0 on a decode worker (which begins at
-    `num_computed` = P or at a cached prefix), and the whole of its work on a prefill worker. No chunk crosses it.
+    `num_prefill_tokens` is the whole of its work on a prefill worker, and 0 where decode tokens run too: there one step may hold
+    a request's last prefill and its first decode tokens. A chunk never crosses it.
     """
 
     key: str
@@ -66,7 +66,7 @@ class TokenCursor:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens [start, stop) of one request, run in one step, all of them prefill tokens or all of them decode tokens."""
+    """Tokens [start, stop) of one request, run in one step; none of them lies beyond `piece_stop`."""
 
     key: str
     start: int
