@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import IO, Any
+from typing import IO, Any, Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,9 @@ class Event:
         return cls(values["kind"], values.get("worker", ""), values.get("message", ""), values.get("data", {}))
 
 
+BEAT: Final = Event("beat").encode()  # the controller moves; written again and again, for whoever started it
+
+
 class EventWriter:
     """Writes events to a stream, and to whoever listens; a reader that went away is no reason to fail."""
 
@@ -52,10 +55,19 @@ class EventWriter:
         event = Event(kind, worker, message, data)
         for queue in self._listeners:
             queue.put_nowait(event)
+        self._write(event.encode())
+
+    async def beat(self, interval_s: float) -> None:
+        """Show, forever, that the event loop runs. Listeners are not told."""
+        while True:
+            self._write(BEAT)
+            await asyncio.sleep(interval_s)
+
+    def _write(self, line: str) -> None:
         if self._stream is None:
             return
         try:
-            self._stream.write(event.encode() + "\n")
+            self._stream.write(line + "\n")
             self._stream.flush()
         except (BrokenPipeError, ValueError):
             self._stream = None

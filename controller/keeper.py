@@ -124,6 +124,9 @@ class SlotKeeper:
         if (handle := self.handle) is None:
             return
         self.handle = None
+        if not self.ready.is_set():  # nobody has been told of it: there is nothing to finish
+            handle.kill()
+            return
         try:
             async with asyncio.timeout(grace_s + 5):
                 await handle.stop(grace_s)

@@ -61,7 +61,7 @@ def router_arguments(config: ServeConfig, place: RouterPlace, controller: str) -
     arguments += ["--max-context", str(config.max_context_tokens)] if config.max_context_tokens else []
     arguments += ["--max-wait-s", str(config.max_wait_s)]
     arguments += ["--drain-s", str(config.grace_s), "--log-level", config.log_level]
-    arguments += ["--log-format", config.log_format, "--beat-s", str(min(1.0, config.hang_timeout_s / 8))]
+    arguments += ["--log-format", config.log_format, "--beat-s", str(config.beat_s)]
     metrics = config.metrics_addresses.get(place.name)
     arguments += ["--metrics", metrics] if metrics else []
     arguments += ["--http-listen", place.http_listen] if place.http_listen else []

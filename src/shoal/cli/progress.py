@@ -51,7 +51,7 @@ class StartProgress:
             self._step(who, f"loading weights {done / total:4.0%}", done / total, quiet=done < total)
         elif event.kind == "ready":
             self._step(who, "ready", 1.0)
-        elif event.kind in ("dead", "failed", "restarting") and event.message:
+        elif event.kind in ("dead", "failed", "restarting", "hung", "moving") and event.message:
             self.log(f"{who}: {event.message}" if event.worker else event.message)
 
     def log(self, line: str) -> None:

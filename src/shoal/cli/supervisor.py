@@ -4,13 +4,14 @@ Knows commands, readiness and restarts; loads no model, no torch and no Ray.
 
     controller listens ─▶ routers start ─▶ all workers ready and routers SERVING ─▶ ready
     router dies, or hangs ─▶ started again, declared
-    controller dies ─▶ started again when Ray is external, else the cluster has failed
+    controller dies, or hangs ─▶ the same where Ray is external. Where Ray is its own, its death is the cluster's, and that it
+                                 hangs is only said: killed, it would take workers along that go on serving
 """
 
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from shoal.cli.services import Published, Service
 from shoal.cli.watchdog import Watchdog
 from shoal.config.serve import ServeConfig
 from shoal.controller.descendants import adopt_orphans, end_descendants
+from shoal.controller.events import BEAT as CONTROLLER_BEAT
 from shoal.controller.events import Event
 from shoal.controller.owner import FOLDER_MARK, mark
 from shoal.errors import ShoalError, Unavailable
@@ -130,7 +132,7 @@ class Supervisor:
             watchdog = Watchdog(self.config.hang_timeout_s)
 
             def on_output(line: str, watchdog: Watchdog = watchdog) -> None:
-                if line == BEAT:
+                if line in (BEAT, CONTROLLER_BEAT):
                     watchdog.heard()
                 elif line == SERVING:
                     self._serving[name].set()
@@ -144,7 +146,7 @@ class Supervisor:
             )
             child = await Child.spawn(name, arguments, on_output=on_output, on_log=on_log)
             self._children[name] = child
-            status, hung = await self._until_end(child, watchdog)
+            status, hung = await self._until_end(child, watchdog, kills=restart)
             if self._stopping:
                 return
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
@@ -161,18 +163,25 @@ class Supervisor:
             self._listeners.on_event(Event("restarting", name, f"the {name} {how}; starting it again{times}"))
             await asyncio.sleep(_RESTART_DELAY_S * num_quick)
 
-    async def _until_end(self, child: Child, watchdog: Watchdog) -> tuple[int, bool]:
-        """Wait for a child's end, and bring it about when the child has fallen silent; its status, and whether it had."""
-        ending, silence = asyncio.create_task(child.wait()), asyncio.create_task(watchdog.silence())
+    async def _until_end(self, child: Child, watchdog: Watchdog, *, kills: bool) -> tuple[int, bool]:
+        """Wait for a child's end, and where `kills` bring it about when it has fallen silent; its status, and whether we did."""
+        ending = asyncio.create_task(child.wait())
         try:
-            await asyncio.wait((ending, silence), return_when=asyncio.FIRST_COMPLETED)
-            hung = not ending.done()
-            if hung:
-                child.kill()
-            return await ending, hung
+            while not await _ends_before(ending, watchdog.silence()):
+                if kills:
+                    child.kill()
+                    return await ending, True
+                self._tell_hung(child.name)
+                if not await _ends_before(ending, watchdog.word()):
+                    self._listeners.on_event(Event("moving", child.name, f"the {child.name} moves again"))
+            return await ending, False
         finally:
             ending.cancel()
-            silence.cancel()
+
+    def _tell_hung(self, name: str) -> None:
+        how = f"the {name} has not moved for {self.config.hang_timeout_s:g} s"
+        what = "requests go on, but no worker that dies is replaced until it moves; if it stays so, start `shoal serve` again"
+        self._listeners.on_event(Event("hung", name, f"{how}: {what}"))
 
     def _publish(self) -> None:
         """Let `shoal scale` find us. Where that cannot be written, it needs the controller's address, and serving goes on."""
@@ -222,3 +231,11 @@ class Supervisor:
                 raise error if isinstance(error, ClusterFailed) else Unavailable(str(error)) from error
         if task in done:
             task.result()
+
+
+async def _ends_before(ending: "asyncio.Task[int]", other: Coroutine[Any, Any, None]) -> bool:
+    """Whether a child ends before something else happens."""
+    task = asyncio.create_task(other)
+    await asyncio.wait((ending, task), return_when=asyncio.FIRST_COMPLETED)
+    task.cancel()
+    return ending.done()

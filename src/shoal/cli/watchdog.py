@@ -11,10 +11,17 @@ class Watchdog:
 
     def __init__(self, patience_s: float) -> None:
         self._interval_s = patience_s / _LOOKS
+        self._word = asyncio.Event()
         self._num_silent: int | None = None  # looks since the last word; None before the first
 
     def heard(self) -> None:
         self._num_silent = 0
+        self._word.set()
+
+    async def word(self) -> None:
+        """Return once something is heard again."""
+        self._word.clear()
+        await self._word.wait()
 
     async def silence(self) -> None:
         """Return once nothing was heard for the whole patience. Before the first word it waits: a start may take long."""

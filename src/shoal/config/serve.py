@@ -69,7 +69,7 @@ class ServeConfig:
     keep_workers: bool = False  # leave detached actors running on SIGTERM, to be adopted again
     metrics_port: int = 0  # 0: no metrics
     start_timeout_s: float = 300.0
-    hang_timeout_s: float = 10.0  # a worker whose health is not SERVING for so long is killed and replaced
+    hang_timeout_s: float = 10.0  # who is not SERVING, or does not move, for so long is killed and replaced
     grace_s: float = 10.0  # how long running requests may finish after SIGTERM
     log_level: str = "info"
     log_format: str = "text"
@@ -195,6 +195,11 @@ class ServeConfig:
     def to_mapping(self) -> dict[str, Any]:
         """A JSON-able mapping that `from_mapping` reads back."""
         return dataclasses.asdict(self) | {"visibilities": list(self.visibilities)}
+
+    @property
+    def beat_s(self) -> float:
+        """How often router and controller say that they move, so that silence of `hang_timeout_s` is no accident."""
+        return min(1.0, self.hang_timeout_s / 8)
 
     @property
     def router_names(self) -> tuple[str, ...]:

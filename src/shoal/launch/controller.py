@@ -93,10 +93,13 @@ async def _run(config: ServeConfig, cluster: RayCluster, places: Places, events:
         loop.add_signal_handler(signum, stop.set)
     if watch_stdin:
         loop.add_reader(0, lambda: stop.set() if not os.read(0, 4096) else None)
+    beats = asyncio.create_task(events.beat(config.beat_s)) if watch_stdin else None
     await controller.start(places.listen, places.health_listen)
     try:
         await controller.run(stop)
     finally:
+        if beats is not None:
+            beats.cancel()  # stopping has a limit of its own
         if watch_stdin:
             loop.remove_reader(0)
         await controller.stop()
