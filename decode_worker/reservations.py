@@ -38,6 +38,7 @@ class Reservation:
     incoming: IncomingTransfer | None
     prefill: PrefillChoice  # who runs the prefill tokens
     keys: PromptKeys | None = None  # of its cached prefix; None where there is no cache
+    leaves_prefix: bool = True  # for requests to come
 
     @property
     def num_cached_tokens(self) -> int:
@@ -95,7 +96,7 @@ class Reservations:
             sink = DecodeSink(pool, answers[0], states, arrived)
             handle = self._handle(spec, plan, holding.num_cached_tokens)
             incoming = self._transfers.expect(spec.attempt_id, handle, plan, sink) if plan.entries else None
-            return Reservation(plan, holding, answers, states, incoming, prefill, keys)
+            return Reservation(plan, holding, answers, states, incoming, prefill, keys, spec.leaves_prefix)
         except ShoalError:
             self.holdings.release(holding)
             raise
@@ -135,7 +136,7 @@ class Reservations:
 
     def publish(self, reservation: Reservation, at: int, num_run: int, answer_ids: Sequence[int]) -> None:
         """Keep what one child has left so far for requests to come (see DecodePrefixes.publish)."""
-        if self.prefixes is not None and reservation.keys is not None:
+        if self.prefixes is not None and reservation.keys is not None and reservation.leaves_prefix:
             made_from = MadeFrom(reservation.num_cached_tokens, reservation.prefill.is_local)
             self.prefixes.publish(reservation.keys, reservation.answers[at], num_run, answer_ids, made_from)
 

@@ -12,9 +12,12 @@ Where nothing is known yet (no step has run, nobody ever held blocks) the wait i
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from shoal.errors import CapacityExceeded
 from shoal.types import Priority
+
+_SPARE_WAIT_S: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,12 @@ class RoomReport:
         over_places = self.num_holders + num_requests + 1 - self.max_holders
         return self.mean_hold_s * max(0.0, over_blocks / self.num_total_blocks, over_places / self.max_holders)
 
+    def has_spare(self, num_blocks: int) -> bool:
+        """Whether a request that is nobody's may begin: it, all that waits and all that runs take half of the worker at most."""
+        num_waiting, num_ahead = self.ahead_of(Priority.LOW)
+        fits = 2 * (self.num_used_blocks + num_ahead + num_blocks) <= self.num_total_blocks
+        return fits and 2 * (self.num_holders + num_waiting + 1) <= self.max_holders + 1
+
     def words(self, priority: Priority) -> str:
         """What is full."""
         num_requests, num_ahead = self.ahead_of(priority)
@@ -70,6 +79,10 @@ class ComputeReport:
     def wait_s(self, priority: Priority) -> float:
         """Seconds until what goes before a request of this class is computed."""
         return self.ahead_of(priority) / self.token_layers_per_s if self.token_layers_per_s > 0 else 0.0
+
+    def has_spare(self) -> bool:
+        """Whether a request that is nobody's may begin: it delays others by little, as they delay it."""
+        return self.wait_s(Priority.LOW) <= _SPARE_WAIT_S
 
     def words(self, priority: Priority) -> str:
         """What is full."""

@@ -7,6 +7,7 @@ have returned.
 
 import asyncio
 import logging
+from dataclasses import replace
 from functools import partial
 
 from shoal.config.logs import log_event, loggable
@@ -124,7 +125,10 @@ class TaskRunner:
             if prefixes is not None and keys is not None:
                 prefixes.take_in(spec, holding, states)
                 self.holdings.release_sources(holding)
-                self._steps.add(Work(task, kv, states, task.num_cached, partial(prefixes.publish, spec, keys, kv, states)))
+                work = Work(task, kv, states, task.num_cached)
+                if spec.leaves_prefix:
+                    work = replace(work, computed=partial(prefixes.publish, spec, keys, kv, states))
+                self._steps.add(work)
             else:
                 self._steps.add(Work(task, kv, states))
             report = await (await asyncio.shield(opening)).wait()

@@ -11,6 +11,7 @@ from shoal.errors import InvalidConfig, InvalidRequest
 from shoal.pb.v1 import shoal_pb2
 from shoal.router.field_sizes import check_sizes
 from shoal.router.legs import DispatchRequest
+from shoal.router.quality import QualityGates
 from shoal.router.sampling import (
     MAX_LOGPROBS,
     SEED_BITS,
@@ -31,7 +32,7 @@ from shoal.router.validation import (
     check_visibility,
 )
 from shoal.types import SamplingParams
-from shoal.visibility import VisibilityKind
+from shoal.visibility import Visibility, VisibilityKind
 
 _MAX_CHARACTERS_PER_TOKEN: Final = 256  # no vocabulary has longer tokens
 _PROMPT_ON_DECODE: Final = "prompt_logprobs: the whole prompt was run on decode, none of it on prefill"
@@ -45,6 +46,13 @@ class Admitted:
 
     dispatch: DispatchRequest
     streams: bool
+    requested: Visibility | None = None  # what the quality gate replaced by `full`, resolved
+    reason: str = ""  # which bound it had left
+
+    @property
+    def asked(self) -> Visibility:
+        """The visibility that was asked for, resolved."""
+        return self.requested or self.dispatch.visibility
 
     @property
     def request_id(self) -> str:
@@ -59,11 +67,21 @@ class Admitted:
 class Admission:
     """Raises InvalidRequest (or Unsupported) before anything is sent to a worker."""
 
-    def __init__(self, encoder: PromptEncoder, limits: RequestLimits, constraints: ConstraintVetter) -> None:
-        """Raises InvalidConfig when the default boundary of `speed` would break the operator's own limit."""
+    def __init__(
+        self,
+        encoder: PromptEncoder,
+        limits: RequestLimits,
+        constraints: ConstraintVetter,
+        gates: QualityGates = QualityGates(),  # noqa: B008  (holds none)
+    ) -> None:
+        """`gates`: which visibilities are served at full depth instead.
+
+        Raises InvalidConfig when the default boundary of `speed` would break the operator's own limit.
+        """
         self.limits = limits
         self._encoder = encoder
         self._constraints = constraints
+        self._gates = gates
         boundary = encoder.num_generation_tokens if encoder.has_chat_template else 1
         uses_default = any(v.kind is VisibilityKind.SPEED and v.boundary_tokens is None for v in limits.visibilities)
         if uses_default and boundary > limits.max_boundary_tokens:
@@ -88,6 +106,11 @@ class Admission:
         sampling = check_sampling(sampling_params, self.limits, len(prompt.token_ids), secrets.randbits(SEED_BITS))
         boundary = prompt.boundary_tokens if wanted.kind is VisibilityKind.SPEED else 1
         visibility = wanted.resolve(self.limits.num_layers, boundary)
+        requested, reason = None, ""
+        if (fallback := self._gates.fallback(visibility)) is not None:
+            requested, reason = visibility, str(fallback.bound)
+            visibility, notices = Visibility(boundary_tokens=wanted.boundary_tokens or 1), (*notices, fallback.notice)
+            self._gates.replaced(requested)
         if prompt_logprobs is not None:
             visibility, notices = replace(visibility, boundary_tokens=len(prompt.token_ids)), (*notices, _PROMPT_ON_DECODE)
         dispatch = DispatchRequest(
@@ -102,7 +125,7 @@ class Admission:
             turn=turn,
             cache_salt=request.cache_salt,
         )
-        return Admitted(dispatch, request.stream)
+        return Admitted(dispatch, request.stream, requested, reason)
 
     async def tokenize(self, request: shoal_pb2.GenerateRequest, *, add_special_tokens: bool = True) -> Prompt:
         """The input's ids alone; nothing else of the request is looked at but its model."""

@@ -18,9 +18,11 @@ from shoal.router.dispatch import Dispatcher
 from shoal.router.doorkeeper import TokenInterceptor
 from shoal.router.endpoints import ControllerEndpoints, EndpointSource, StaticEndpoints
 from shoal.router.http import HttpServer, http_app
+from shoal.router.quality import QualityGates
 from shoal.router.registry import Registry
 from shoal.router.service import Parts, RouterService
 from shoal.router.servicer import ShoalServicer
+from shoal.router.shadow import Shadows
 from shoal.router.tenants import TokenBook
 from shoal.router.text import PromptEncoder
 from shoal.router.validation import RequestLimits
@@ -58,21 +60,27 @@ class Router:
         self.registry = Registry(
             revision=model.revision, on_change=self._changed.set, link=link, decode_alone=config.prefill_fallback
         )
+        gates = QualityGates(config.shadow, limits.policies)
+        dispatcher = Dispatcher(
+            self.registry,
+            shape,
+            max_retries=config.max_retries,
+            max_wait_s=config.max_wait_s,
+            disaggregation=config.disaggregation,
+            falls_back=config.prefill_fallback,
+            caller=router_id,
+        )
+        self._shadows = Shadows(config.shadow, dispatcher, gates, look_s=config.load_interval_s)
+        self._shadowing: asyncio.Task[None] | None = None
         parts = Parts(
             config=config,
             model=model,
             tokenizer=tokenizer,
-            admission=Admission(PromptEncoder(tokenizer), limits, self._constraints),
-            dispatcher=Dispatcher(
-                self.registry,
-                shape,
-                max_retries=config.max_retries,
-                max_wait_s=config.max_wait_s,
-                disaggregation=config.disaggregation,
-                falls_back=config.prefill_fallback,
-                caller=router_id,
-            ),
+            admission=Admission(PromptEncoder(tokenizer), limits, self._constraints, gates),
+            dispatcher=dispatcher,
             registry=self.registry,
+            gates=gates,
+            shadows=self._shadows,
         )
         self._endpoints = endpoints or _endpoint_source(config, link, router_id)
         self.service = RouterService(parts, time.monotonic)
@@ -106,6 +114,9 @@ class Router:
         self._spawn(self.registry.follow(self._endpoints), "follow endpoints")
         self._spawn(self.registry.poll_reports(self.config.load_interval_s), "poll reports")
         self._spawn(self._publish_health(), "publish health")
+        if self.config.shadow.rate:
+            self._spawn(self._shadows.run(), "shadow requests")
+            self._shadowing = self._tasks[-1]
         return address
 
     async def _start_http(self) -> None:
@@ -130,6 +141,8 @@ class Router:
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """NOT_SERVING first, then let running requests finish for so long, then end."""
+        if self._shadowing is not None:
+            self._shadowing.cancel()  # first: nobody waits for replays
         await self._stop_servers(grace_s)
         for task in self._tasks:
             task.cancel()

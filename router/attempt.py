@@ -197,7 +197,8 @@ class Attempt:
         if self.report.reserved is not None:
             raise InternalError(f"decode worker {self._decode.worker_id} reserved twice")
         self.report.reserved = reserved
-        PREFILLS.labels(reserved.prefill_at or "nowhere", reserved.prefill_reason).inc()
+        if not self._request.is_shadow:
+            PREFILLS.labels(reserved.prefill_at or "nowhere", reserved.prefill_reason).inc()
         log_event(
             _log, logging.DEBUG, "prefill placed", at=reserved.prefill_at, reason=reserved.prefill_reason,
             prefill_tokens=self._request.num_prefill_tokens, cached_tokens=reserved.cached_tokens,

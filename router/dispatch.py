@@ -133,7 +133,8 @@ class Dispatcher:
 
     def attempt(self, request: DispatchRequest, replays: Mapping[int, tuple[int, ...]], placed: Placed) -> Attempt:
         workers = [worker for worker in (placed.decode, placed.prefill) if worker is not None]
-        self._memory.sent(self._memory.digests(request, self._shape.num_layers), [worker.key for worker in workers])
+        if not request.is_shadow:
+            self._memory.sent(self._memory.digests(request, self._shape.num_layers), [worker.key for worker in workers])
         num_tokens = len(replays) * min(request.num_expected_tokens, _EXPECTED_TOKENS)
         cost = request_cost(self._shape, request.visibility, len(request.prompt_ids), num_tokens)
         local = worker_pb2.LocalPrefill(
@@ -164,10 +165,15 @@ class Dispatch:
         self._num_scored = 0
         self._has_prompt_logprobs = False
 
+    @property
+    def continuation_ids(self) -> tuple[int, ...]:
+        """What is scored; none where tokens are sampled."""
+        return self._request.continuation_ids
+
     async def outputs(self) -> AsyncGenerator[list[Output], None]:
         """Tokens, each once, and the end of each child. Raises what no retry could mend."""
         failed: set[tuple[str, int]] = set()
-        full = self._dispatcher.gate.crowded(self._request)
+        full = set() if self._request.is_shadow else self._dispatcher.gate.crowded(self._request)
         error: ShoalError | None = None
         while self._token_ids:
             try:
@@ -189,6 +195,8 @@ class Dispatch:
                         if new := self._account(batch):
                             yield new
             except Preempted:
+                if self._request.is_shadow:
+                    raise
                 self._resume()
             except (Unavailable, CapacityExceeded) as failure:
                 error = failure
@@ -197,7 +205,7 @@ class Dispatch:
                 if not self._token_ids:
                     return
                 handed_over = self._attempt.was_handed_over
-                if not (handed_over or self._dispatcher.may_retry(self.report)):
+                if self._request.is_shadow or not (handed_over or self._dispatcher.may_retry(self.report)):
                     raise
                 blamed = self._attempt.report.failed
                 (full if isinstance(failure, CapacityExceeded) else failed).update(blamed)

@@ -61,6 +61,21 @@ class Gate:
             cost = request_cost(self._shape, request.visibility, len(request.prompt_ids), 1)
             prefill.sent.append((request.turn.priority, cost.prefill.token_layers))
 
+    def has_spare(self, request: DispatchRequest) -> bool:
+        """Whether some worker of each leg could take a request that is nobody's and still have half of itself for others."""
+        decoders = self._candidates(DECODE, request)
+        if not any(self._room(worker).has_spare(self._need(request, worker)) for worker in decoders):
+            return False
+        if choose_prefill_site(self._disaggregation, request.num_prefill_tokens).site is not PrefillSite.PREFILL_WORKER:
+            return True
+        alone = all(worker.is_colocated for worker in decoders)
+        return alone or any(_queue(worker).has_spare() for worker in self._candidates(PREFILL, request))
+
+    def is_pressed(self) -> bool:
+        """Whether more than one request waits on some worker, by its last report: one may be nobody's own."""
+        workers = self._registry.workers
+        return any(sum(own.num_waiting_reqs for own in worker.load.classes) > 1 for worker in workers if worker.state == "ready")
+
     def _over(self, bounds: WaitBounds, waits: Mapping[Worker, float], words: Callable[[Worker], str]) -> set[Key]:
         over = {worker.key for worker, wait_s in waits.items() if wait_s > bounds.bound_s}
         if waits and len(over) == len(waits):

@@ -48,6 +48,37 @@ HTTP_REQUESTS = counter("shoal_router_http_requests_total", "Answers of the HTTP
 TENANT_REQUESTS = counter("shoal_router_tenant_requests_total", "Requests begun within their tenant's limits", ("tenant",))
 LIMITED = counter("shoal_router_limited_requests_total", "Requests beyond their tenant's limits", ("tenant", "limit"))
 UNAUTHENTICATED = counter("shoal_router_unauthenticated_requests_total", "Calls without a valid token, by door", ("door",))
+SHADOWED = counter(
+    "shoal_router_shadow_requests_total",
+    "Requests chosen for a replay at full depth, by what became of it: measured, busy, no_memory, gave_way, failed, stopped",
+    ("visibility", "outcome"),
+)
+SHADOW_HELD = gauge("shoal_router_shadow_held_requests", "Finished requests whose tokens are held to be replayed")
+SHADOW_TOKENS = counter("shoal_router_shadow_tokens_total", "Answer tokens compared with full depth", ("visibility",))
+SHADOW_AGREEING = counter(
+    "shoal_router_shadow_agreeing_tokens_total", "Of these, where both depths' most likely token is the same", ("visibility",)
+)
+SHADOW_KL = counter(
+    "shoal_router_shadow_kl_nats_total", "KL(full, visibility) summed over the compared tokens, a lower bound", ("visibility",)
+)
+QUALITY_AGREEMENT = gauge(
+    "shoal_router_quality_agreement_ratio", "Share of agreeing tokens in the gate's sliding window", ("visibility",)
+)
+QUALITY_KL = gauge("shoal_router_quality_kl_nats", "Mean KL per token in the gate's window, a lower bound", ("visibility",))
+QUALITY_SAMPLES = gauge("shoal_router_quality_window_requests", "Replayed requests in the gate's sliding window", ("visibility",))
+QUALITY_STATE = gauge(
+    "shoal_router_quality_gate_state", "0 served as asked, 1 outside the band: served at full depth instead", ("visibility",)
+)
+QUALITY_TRANSITIONS = counter(
+    "shoal_router_quality_gate_transitions_total",
+    "Changes of the gate, by the state it came to (full, served) and the bound that was left",
+    ("visibility", "state", "bound"),
+)
+QUALITY_REPLACED = counter(
+    "shoal_router_quality_replaced_requests_total",
+    "Requests the gate served at full depth, by what they asked",
+    ("visibility",),
+)
 
 
 def count_transfer(policy: str, transfer: shoal_pb2.TransferStats) -> None:

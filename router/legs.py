@@ -28,6 +28,7 @@ class DispatchRequest:
     caller: str = ""  # this router's own id
     cache_salt: str = ""  # the request's own, within its tenant
     arrived: float | None = None  # by the event loop's clock
+    is_shadow: bool = False  # a replay (shadow.py): not counted, not tried again, and nothing of it is kept
 
     @property
     def placed_visibility(self) -> Visibility:
@@ -60,6 +61,7 @@ def decode_message(
         tenant=request.turn.tenant,
         local_prefill=local_prefill,
         cache_salt=request.cache_salt,
+        leaves_no_prefix=request.is_shadow,
         age_s=0.0 if request.arrived is None else max(0.0, time.monotonic() - request.arrived),
     )
     sampling = request.sampling
@@ -98,6 +100,7 @@ def prefill_message(request: DispatchRequest, reserved: worker_pb2.Reserved, dec
         priority=str(request.turn.priority),
         tenant=request.turn.tenant,
         cache_salt=request.cache_salt,
+        leaves_no_prefix=request.is_shadow,
     )
 
 

@@ -13,6 +13,7 @@ import uvloop
 from shoal.config.disaggregation import LOCAL_CACHED_SHARE, LOCAL_PREFILL_TOKENS
 from shoal.config.logs import FORMATS, LEVELS, configure_logging
 from shoal.config.router import RouterConfig
+from shoal.config.shadow import ShadowConfig
 from shoal.config.tls import ClusterConfig, TlsConfig
 from shoal.errors import InvalidRequest, ShoalError
 from shoal.router.app import Router
@@ -21,6 +22,7 @@ from shoal.visibility import Visibility
 
 SERVING: Final = "router can serve"  # printed once, for whoever started this process
 BEAT: Final = "router moves"  # printed again and again with --beat-s
+_SHADOW: Final = ShadowConfig()
 
 
 @click.command(name="router", context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -41,6 +43,15 @@ BEAT: Final = "router moves"  # printed again and again with --beat-s
 @click.option("--local-prefill-tokens", default=LOCAL_PREFILL_TOKENS, help="Fewer uncached prompt tokens run on decode; 0: none.")
 @click.option("--local-cached-share", default=LOCAL_CACHED_SHARE, help="So do prompts cached on decode by this share; 1: none.")
 @click.option("--prefill-fallback", is_flag=True, help="And all others while no prefill worker is live.")
+@click.option("--shadow-rate", default=_SHADOW.rate, help="Share of finished shallow requests replayed at full depth; 0: none.")
+@click.option(
+    "--shadow-min-agreement", default=_SHADOW.min_agreement, help="Serve full below this share of equal tokens; 0: none."
+)
+@click.option("--shadow-max-kl", default=_SHADOW.max_kl, help="Serve full above so many nats per token; 0: no bound.")
+@click.option("--shadow-window", default=_SHADOW.window, help="Replays that are judged together, the latest.")
+@click.option("--shadow-min-samples", default=_SHADOW.min_samples, help="Replays before anything is judged.")
+@click.option("--shadow-hysteresis", default=_SHADOW.hysteresis, help="How far inside its bounds one must be to come back.")
+@click.option("--shadow-cool-down-s", default=_SHADOW.cool_down_s, help="Least time at full depth.")
 @click.option("--flush-ms", default=20.0, help="How long tokens may wait to share a message.")
 @click.option("--max-request-s", default=3600.0, help="Deadline of requests that bring none.")
 @click.option("--name", default="router", help="What its log lines are signed with.")
@@ -78,12 +89,14 @@ def command(
     try:
         tls = TlsConfig(*(settings.pop(f"tls_{name}") for name in ("cert", "key", "ca", "require_client_cert")))
         cluster = ClusterConfig(*(settings.pop(f"cluster_{n}") for n in ("secret_file", "tls_cert", "tls_key", "tls_ca")))
+        shadow = ShadowConfig.read({name: settings.pop(name) for name in list(settings) if name.startswith("shadow_")})
         config = RouterConfig(
             visibilities=parse_visibilities(visibilities),
             flush_s=flush_ms / 1e3,
             http_max_body_bytes=int(http_max_body_mb * 1e6),
             tls=tls,
             cluster=cluster,
+            shadow=shadow,
             **settings,
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

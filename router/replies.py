@@ -72,6 +72,8 @@ def complete_reply(
         num_retries=generation.report.num_retries,
         num_preemptions=generation.report.num_preemptions,
         notices=generation.report.notices,
+        requested_visibility=str(generation.admitted.requested or ""),
+        visibility_reason=generation.admitted.reason,
     )
     if answer.matched_stop is not None:
         complete.matched_stop_str = answer.matched_stop

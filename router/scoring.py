@@ -12,6 +12,18 @@ from shoal.router.replies import num_prefill_cached_tokens, output_logprobs, tra
 from shoal.types import DType, ModelShape
 
 
+async def gather_scores(dispatch: Dispatch) -> list[OutputToken]:
+    """Run it; one for each continuation token, each with its log-probability. Leaving early ends both legs."""
+    tokens: list[OutputToken] = []
+    async with aclosing(dispatch.outputs()) as batches:
+        async for batch in batches:
+            tokens += [output for output in batch if isinstance(output, OutputToken)]
+    wanted, num_scored = dispatch.continuation_ids, sum(token.logprob is not None for token in tokens)
+    if tuple(token.token_id for token in tokens) != wanted or num_scored != len(wanted):
+        raise InternalError(f"{num_scored} of {len(wanted)} tokens were scored")
+    return tokens
+
+
 class Scoring:
     """One request to Score."""
 
@@ -34,7 +46,7 @@ class Scoring:
 
     async def run(self, shape: ModelShape, dtype: DType) -> shoal_pb2.ScoreResponse:
         """Leaving early (a cancelled call) ends both legs. Raises Cancelled when it was aborted."""
-        self._gathering = asyncio.create_task(self._gather())
+        self._gathering = asyncio.create_task(gather_scores(self._dispatch))
         try:
             await asyncio.wait({self._gathering})
         finally:
@@ -44,18 +56,9 @@ class Scoring:
             raise Cancelled("the request was aborted")
         return self._reply(self._gathering.result(), shape, dtype)
 
-    async def _gather(self) -> list[OutputToken]:
-        tokens: list[OutputToken] = []
-        async with aclosing(self._dispatch.outputs()) as batches:
-            async for batch in batches:
-                tokens += [output for output in batch if isinstance(output, OutputToken)]
-        return tokens
-
     def _reply(self, tokens: list[OutputToken], shape: ModelShape, dtype: DType) -> shoal_pb2.ScoreResponse:
         request = self.admitted.dispatch
         logprobs = [token.logprob for token in tokens if token.logprob is not None]
-        if [token.token_id for token in tokens] != list(request.continuation_ids) or len(logprobs) != len(tokens):
-            raise InternalError(f"{len(logprobs)} of {len(request.continuation_ids)} tokens were scored")
         attempt = self._dispatch.report.attempt
         num_top = request.sampling.num_logprobs or 0
         return shoal_pb2.ScoreResponse(

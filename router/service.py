@@ -21,9 +21,11 @@ from shoal.router.field_sizes import check_sizes
 from shoal.router.generation import Generation
 from shoal.router.journal import Entry, journal
 from shoal.router.output import Answer
+from shoal.router.quality import QualityGates
 from shoal.router.registry import Registry
 from shoal.router.replies import chunk_reply, complete_reply
 from shoal.router.scoring import Scoring
+from shoal.router.shadow import Shadows
 from shoal.router.tenants import tenant_name, within_limits
 from shoal.router.validation import check_model, check_token_ids
 from shoal.router.worker import DECODE
@@ -40,6 +42,8 @@ class Parts:
     admission: Admission
     dispatcher: Dispatcher
     registry: Registry
+    gates: QualityGates
+    shadows: Shadows
 
 
 class RouterService:
@@ -91,12 +95,15 @@ class RouterService:
         )
         entry.runs_as(generation)
         with self._registered(generation):
-            async with aclosing(generation.deltas()) as deltas:
-                async for delta in deltas:
-                    if admitted.streams and delta:
-                        yield chunk_reply(generation, delta)
-                    if delta.ends:
-                        yield self._complete(generation, generation.answers[delta.index])
+            try:
+                async with aclosing(generation.deltas()) as deltas:
+                    async for delta in deltas:
+                        if admitted.streams and delta:
+                            yield chunk_reply(generation, delta)
+                        if delta.ends:
+                            yield self._complete(generation, generation.answers[delta.index])
+            finally:
+                parts.shadows.offer(admitted, generation.answers)
 
     @contextmanager
     def _registered(self, running: Generation | Scoring) -> Iterator[None]:
@@ -191,6 +198,7 @@ class RouterService:
         return shoal_pb2.GetServerInfoResponse(
             version=shoal.__version__,
             uptime_seconds=self._clock() - self._started,
+            quality=self.parts.gates.report(),
             active_requests=sum(len(same_id) for same_id in self._running.values()),
             workers=[
                 shoal_pb2.WorkerInfo(

@@ -54,6 +54,7 @@ class Usage:
 
 def extension(complete: shoal_pb2.GenerateComplete) -> dict[str, Any]:
     """What OpenAI's answers have no place for."""
+    replaced = {"requested_visibility": complete.requested_visibility, "visibility_reason": complete.visibility_reason}
     return {
         "visibility": complete.visibility,
         "seed": complete.seed,
@@ -64,7 +65,7 @@ def extension(complete: shoal_pb2.GenerateComplete) -> dict[str, Any]:
         "transfer": _plain(complete.transfer),
         "timings": _plain(complete.timings),
         "decode_kv": _plain(complete.decode_kv),
-    }
+    } | (replaced if complete.requested_visibility else {})
 
 
 def stop_reason(complete: shoal_pb2.GenerateComplete, eos_token_ids: Collection[int]) -> str | int | None:

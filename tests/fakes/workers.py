@@ -148,6 +148,8 @@ class FakeDecodeWorker(FakeWorker, worker_pb2_grpc.DecodeWorkerServicer):
             await asyncio.sleep(60)
         sampling, first = request.sampling, len(request.replay_token_ids)
         tokens = itertools.islice(itertools.cycle(self.script), first, first + sampling.max_tokens)
+        if request.continuation_ids:
+            tokens = itertools.islice(request.continuation_ids, len(request.continuation_ids))
         finished = worker_pb2.Finished(
             finish_reason="length",
             received_payload_bytes=num_entries * ENTRY_BYTES,

@@ -84,6 +84,8 @@ def test_a_configuration_crosses_as_json() -> None:
         ({"colocated": True, "decode_workers": 0}, "decode_workers must be at least 1"),
         ({"local_prefill_tokens": -1}, "local_prefill_tokens must be 0"),
         ({"local_cached_share": 1.5}, "local_cached_share must lie above 0"),
+        ({"shadow_rate": 2.0}, r"shadow_rate must lie in \[0, 1\]"),
+        ({"shadow_max_kl": 0.5}, "shadow_max_kl 0.5 has no effect while nothing is replayed"),
         ({"decode_cpus": "3-1"}, "decode_cpus: cannot read '3-1' as CPU numbers"),
         ({"prefill_cpus": "a"}, "write them as in 0-3,8"),
         ({"prefill_workers": "two"}, "prefill_workers must be a whole number"),
@@ -191,6 +193,12 @@ def test_a_port_in_use_is_named() -> None:
         (["--worker-host", "0.0.0.0"], "must name one IPv4 interface"),
         (["--worker-host", "node"], "it needs --ray-address and --controller-listen"),
         (["--max-context-tokens", "513"], "--max-context-tokens 513 exceeds the model's own 512"),
+        (["--visibilities", "speed:2", "--shadow-rate", "0.1"], "which --visibilities speed:2 do not allow; add full"),
+        (["--visibilities", "full,speed:4", "--shadow-rate", "0.1"], "and --visibilities full name none"),
+        (
+            ["--shadow-rate", "0.1", "--shadow-min-samples", "300"],
+            "300 can never be reached in a --shadow-window",
+        ),
         (["--visibilities", "full,speed:2", "--max-boundary-tokens", "1"], "raise --max-boundary-tokens to"),
     ],
 )

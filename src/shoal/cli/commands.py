@@ -1,7 +1,7 @@
 """The command lines of a cluster's processes. Knows flags of router and controller; starts nothing."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from shoal.cli.preflight import free_port
 from shoal.config.serve import ServeConfig
@@ -58,6 +58,8 @@ def router_arguments(config: ServeConfig, place: RouterPlace, controller: str) -
     arguments += ["--local-prefill-tokens", str(config.local_prefill_tokens)]
     arguments += ["--local-cached-share", str(config.local_cached_share)]
     arguments += ["--prefill-fallback"] if config.prefill_fallback else []
+    for name, value in asdict(config.shadow).items():
+        arguments += [f"--shadow-{name.replace('_', '-')}", str(value)]
     arguments += ["--max-context", str(config.max_context_tokens)] if config.max_context_tokens else []
     arguments += ["--max-wait-s", str(config.max_wait_s)]
     arguments += ["--drain-s", str(config.grace_s), "--log-level", config.log_level]

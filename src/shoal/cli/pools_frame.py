@@ -1,7 +1,7 @@
 """One look at a server's pools: its list of workers joined with their loads. Knows the public messages; draws nothing."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, Self
 
 from shoal.pb.v1 import shoal_pb2
@@ -63,6 +63,24 @@ class WorkerRow:
 
 
 @dataclass(frozen=True, slots=True)
+class QualityRow:
+    """What the router asked has measured of one shallow visibility against full depth."""
+
+    visibility: str
+    state: str  # served; full: its requests are served at full depth
+    reason: str  # which bound it had left
+    num_samples: int  # requests in the window
+    agreement: float
+    kl_nats: float  # per token
+    num_replaced_requests: int
+
+    @classmethod
+    def read(cls, message: shoal_pb2.VisibilityQuality) -> Self:
+        """From the public message."""
+        return cls(**{field.name: getattr(message, field.name) for field in fields(cls)})
+
+
+@dataclass(frozen=True, slots=True)
 class PoolsFrame:
     """A whole look."""
 
@@ -71,6 +89,7 @@ class PoolsFrame:
     uptime_s: float
     num_active_requests: int
     workers: tuple[WorkerRow, ...]  # prefill first, then by id
+    quality: tuple[QualityRow, ...] = ()  # where requests are replayed at full depth
 
     @classmethod
     def read(cls, address: str, info: shoal_pb2.GetServerInfoResponse, loads: Iterable[shoal_pb2.WorkerLoad]) -> Self:
@@ -78,7 +97,8 @@ class PoolsFrame:
         reported = {load.worker_id: Holdings.read(load) for load in loads}
         rows = [_row(worker, reported.get(worker.worker_id)) for worker in info.workers]
         rows.sort(key=lambda row: (row.pool != "prefill", row.pool, row.worker_id, row.epoch))
-        return cls(address, info.version, info.uptime_seconds, info.active_requests, tuple(rows))
+        quality = tuple(map(QualityRow.read, info.quality))
+        return cls(address, info.version, info.uptime_seconds, info.active_requests, tuple(rows), quality)
 
     def totals(self) -> dict[str, Holdings]:
         """By pool, over the workers that report."""

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shoal.cli.pools_frame import SILENT, Holdings, PoolsFrame
+from shoal.cli.pools_frame import SILENT, Holdings, PoolsFrame, QualityRow
 
 _BAR_WIDTH: Final = 10
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
@@ -39,7 +39,19 @@ def draw(frame: PoolsFrame) -> RenderableType:
         num = sum(row.pool == pool for row in frame.workers)
         if num > 1:
             table.add_row(Text(f"all {num} {pool}"), "", "", *_cells(total), style="bold")
-    return Group(head, table)
+    return Group(head, table, *map(_quality, frame.quality))
+
+
+def _quality(row: QualityRow) -> Text:
+    """One line about a shallow visibility."""
+    found = "not measured yet"
+    if row.num_samples:
+        agrees = f"{row.agreement:.1%} of tokens agree with full depth, {row.kl_nats:.3f} nats"
+        found = f"{agrees} ({row.num_samples} requests)"
+    if row.state == "served":
+        return Text(f"quality of {row.visibility}: {found}")
+    why = f"served as full, {row.reason} left the band; {row.num_replaced_requests} requests so far; since then: "
+    return Text(f"quality of {row.visibility}: {why}{found}", style="bold red")
 
 
 def bar(used: int, total: int, width: int = _BAR_WIDTH) -> str:

@@ -100,6 +100,12 @@ def _check_router(config: ServeConfig, model: ModelFiles) -> None:
     encoder, limit = PromptEncoder(load_tokenizer(model)), model.config.shape.max_context
     if config.max_context_tokens > limit:
         raise InvalidConfig(f"--max-context-tokens {config.max_context_tokens} exceeds the model's own {limit}")
+    policies = dict.fromkeys(Visibility.parse(text).resolve(model.config.shape.num_layers).policy for text in config.visibilities)
+    try:
+        config.shadow.check_policies(policies)
+    except InvalidConfig as error:
+        text = str(error).replace("shadow_rate", "--shadow-rate").replace("which visibilities", "which --visibilities")
+        raise InvalidConfig(text.replace("and visibilities", "and --visibilities")) from error
     uses_default = any(Visibility.parse(text).kind is VisibilityKind.SPEED for text in config.visibilities)
     if uses_default and encoder.has_chat_template and encoder.num_generation_tokens > config.max_boundary_tokens:
         raise InvalidConfig(

@@ -9,7 +9,8 @@ from shoal.client import Completion
 def print_stats(done: Completion) -> None:
     """Times, tokens, bytes and KV of one answer."""
     times, transfer = done.timings, done.transfer
-    table = Table(title=f"{done.visibility} · {done.finish_reason}", title_justify="left", show_header=False, box=None)
+    asked = f" instead of {done.requested_visibility} ({done.visibility_reason})" if done.requested_visibility else ""
+    table = Table(title=f"{done.visibility}{asked} · {done.finish_reason}", title_justify="left", show_header=False, box=None)
     table.add_column(style="bold")
     table.add_column(justify="right")
     table.add_column(style="dim")

@@ -35,7 +35,8 @@ def top(server: Server, interval_s: float, once: bool, as_json: bool) -> None:
 
     runs, waits: requests. blocks: KV blocks used of all. reserved: requests that hold blocks. moves: transfers in flight.
     staging: buffers in use. work: accepted and not yet done, in tokens × layers. A worker that should report and does not is
-    `silent`. When the server stops answering, a terminal says so and goes on trying; piped, or with --once, the command ends.
+    `silent`. Below: what replays at full depth say of shallow visibilities, on the router that is asked. When the server stops
+    answering, a terminal says so and goes on trying; piped, or with --once, the command ends.
     """
     with told_in_one_line(), suppress(KeyboardInterrupt):  # the ordinary end of a live view
         _run(server, interval_s, once=once, as_json=as_json)

@@ -97,6 +97,8 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt's second token on; with index 0 only
     prefill_cached_tokens: int = 0  # prompt tokens that prefill did not run; `cached_tokens` are those that decode held
     num_preemptions: int = 0  # how often it gave its blocks up to others and was resumed
+    requested_visibility: str = ""  # what the quality gate replaced by `full`; "": `visibility` is what was asked for
+    visibility_reason: str = ""  # which bound that had left: agreement, kl
 
     @classmethod
     def read(cls, request_id: str, message: shoal_pb2.GenerateComplete) -> Self:
@@ -125,6 +127,8 @@ class Completion:
             prompt_logprobs=read_logprobs(message.input_logprobs),
             prefill_cached_tokens=message.prefill_cached_tokens,
             num_preemptions=message.num_preemptions,
+            requested_visibility=message.requested_visibility,
+            visibility_reason=message.visibility_reason,
         )
 
 

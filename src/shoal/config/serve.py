@@ -15,6 +15,7 @@ import yaml
 from shoal.config.cpus import parse_cpus
 from shoal.config.disaggregation import LOCAL_CACHED_SHARE, LOCAL_PREFILL_TOKENS, DisaggregationRule
 from shoal.config.logs import FORMATS, LEVELS
+from shoal.config.shadow import ShadowConfig
 from shoal.config.tls import ClusterConfig, TlsConfig
 from shoal.config.transfer import BACKENDS, TransferConfig
 from shoal.config.worker import NODE, Pool, WorkerConfig
@@ -24,6 +25,7 @@ from shoal.visibility import Visibility
 
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(?:([kmgt])i?)?b?\s*$", re.IGNORECASE)
 _SIZE_STEPS = {None: 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_SHADOW = ShadowConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,13 @@ class ServeConfig:
     local_prefill_tokens: int = LOCAL_PREFILL_TOKENS  # shorter prompts are prefilled on decode; 0: none
     local_cached_share: float = LOCAL_CACHED_SHARE  # so are those of which decode holds this share; 1: none
     prefill_fallback: bool = False  # and all others while no prefill worker is live
+    shadow_rate: float = _SHADOW.rate  # share of finished shallow requests that are replayed at full depth; config/shadow.py
+    shadow_min_agreement: float = _SHADOW.min_agreement
+    shadow_max_kl: float = _SHADOW.max_kl
+    shadow_window: int = _SHADOW.window
+    shadow_min_samples: int = _SHADOW.min_samples
+    shadow_hysteresis: float = _SHADOW.hysteresis
+    shadow_cool_down_s: float = _SHADOW.cool_down_s
     threads_per_worker: int = 1
     prefill_cpus: str = ""  # CPUs that each worker of a pool is kept to, as in 0-3; "": any
     decode_cpus: str = ""
@@ -116,7 +125,7 @@ class ServeConfig:
             raise InvalidConfig("keep_workers needs ray_address: workers of a local Ray end with it")
         for pool in Pool:
             self.cpus(pool)
-        self.listen_address, self.http_address, self.tls, self.cluster  # noqa: B018  (raise when they cannot be read)
+        self.listen_address, self.http_address, self.tls, self.cluster, self.shadow  # noqa: B018  (raise when they cannot be read)
         if self.controller_listen:
             _address("controller_listen", self.controller_listen)
         for name, address in (("listen", self.listen_address), ("http_listen", self.http_address)):
@@ -151,6 +160,11 @@ class ServeConfig:
         first, routers = self.listen_address[1], self.routers
         if self.metrics_port and first and first <= last and self.metrics_port < first + routers:
             raise InvalidConfig(f"listen {self.listen} lies among the metrics ports {self.metrics_port}…{last}; move one")
+
+    @property
+    def shadow(self) -> ShadowConfig:
+        """Replays at full depth, and the band of quality."""
+        return ShadowConfig.read(dataclasses.asdict(self))
 
     @property
     def tls(self) -> TlsConfig:

@@ -219,7 +219,7 @@ class GenerateStreamChunk(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., index: _Optional[int] = ..., output_logprobs: _Optional[_Union[OutputLogProbs, _Mapping]] = ..., input_logprobs: _Optional[_Union[OutputLogProbs, _Mapping]] = ...) -> None: ...
 
 class GenerateComplete(_message.Message):
-    __slots__ = ("output_ids", "text", "finish_reason", "matched_token_id", "matched_stop_str", "prompt_tokens", "completion_tokens", "cached_tokens", "index", "output_logprobs", "visibility", "transfer", "timings", "decode_kv", "seed", "num_retries", "notices", "input_logprobs", "prefill_cached_tokens", "num_preemptions")
+    __slots__ = ("output_ids", "text", "finish_reason", "matched_token_id", "matched_stop_str", "prompt_tokens", "completion_tokens", "cached_tokens", "index", "output_logprobs", "visibility", "transfer", "timings", "decode_kv", "seed", "num_retries", "notices", "input_logprobs", "prefill_cached_tokens", "num_preemptions", "requested_visibility", "visibility_reason")
     OUTPUT_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +240,8 @@ class GenerateComplete(_message.Message):
     INPUT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_VISIBILITY_FIELD_NUMBER: _ClassVar[int]
+    VISIBILITY_REASON_FIELD_NUMBER: _ClassVar[int]
     output_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     finish_reason: str
@@ -260,7 +262,9 @@ class GenerateComplete(_message.Message):
     input_logprobs: OutputLogProbs
     prefill_cached_tokens: int
     num_preemptions: int
-    def __init__(self, output_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[str] = ..., matched_token_id: _Optional[int] = ..., matched_stop_str: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., index: _Optional[int] = ..., output_logprobs: _Optional[_Union[OutputLogProbs, _Mapping]] = ..., visibility: _Optional[str] = ..., transfer: _Optional[_Union[TransferStats, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., decode_kv: _Optional[_Union[KvStats, _Mapping]] = ..., seed: _Optional[int] = ..., num_retries: _Optional[int] = ..., notices: _Optional[_Iterable[str]] = ..., input_logprobs: _Optional[_Union[OutputLogProbs, _Mapping]] = ..., prefill_cached_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
+    requested_visibility: str
+    visibility_reason: str
+    def __init__(self, output_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[str] = ..., matched_token_id: _Optional[int] = ..., matched_stop_str: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., index: _Optional[int] = ..., output_logprobs: _Optional[_Union[OutputLogProbs, _Mapping]] = ..., visibility: _Optional[str] = ..., transfer: _Optional[_Union[TransferStats, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., decode_kv: _Optional[_Union[KvStats, _Mapping]] = ..., seed: _Optional[int] = ..., num_retries: _Optional[int] = ..., notices: _Optional[_Iterable[str]] = ..., input_logprobs: _Optional[_Union[OutputLogProbs, _Mapping]] = ..., prefill_cached_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., requested_visibility: _Optional[str] = ..., visibility_reason: _Optional[str] = ...) -> None: ...
 
 class TransferStats(_message.Message):
     __slots__ = ("payload_bytes", "plan_bytes", "full_depth_bytes", "num_entries", "prefill_worker", "decode_worker", "prefill_at", "prefill_reason")
@@ -397,16 +401,38 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "uptime_seconds", "active_requests", "workers")
+    __slots__ = ("version", "uptime_seconds", "active_requests", "workers", "quality")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    QUALITY_FIELD_NUMBER: _ClassVar[int]
     version: str
     uptime_seconds: float
     active_requests: int
     workers: _containers.RepeatedCompositeFieldContainer[WorkerInfo]
-    def __init__(self, version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., active_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ...) -> None: ...
+    quality: _containers.RepeatedCompositeFieldContainer[VisibilityQuality]
+    def __init__(self, version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., active_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., quality: _Optional[_Iterable[_Union[VisibilityQuality, _Mapping]]] = ...) -> None: ...
+
+class VisibilityQuality(_message.Message):
+    __slots__ = ("visibility", "state", "reason", "num_samples", "num_tokens", "agreement", "kl_nats", "num_replaced_requests")
+    VISIBILITY_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AGREEMENT_FIELD_NUMBER: _ClassVar[int]
+    KL_NATS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REPLACED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    visibility: str
+    state: str
+    reason: str
+    num_samples: int
+    num_tokens: int
+    agreement: float
+    kl_nats: float
+    num_replaced_requests: int
+    def __init__(self, visibility: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., num_samples: _Optional[int] = ..., num_tokens: _Optional[int] = ..., agreement: _Optional[float] = ..., kl_nats: _Optional[float] = ..., num_replaced_requests: _Optional[int] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
     __slots__ = ("worker_id", "pool", "address", "state", "epoch", "colocated")
