@@ -107,7 +107,7 @@ class WaitBounds:
         """Why a request with this wait is refused, and when to come back: when the wait is predicted to be within the bound."""
         why = f"beyond the limit of {self.max_wait_s:g} s"
         if self.time_left_s < self.max_wait_s:
-            why = f"beyond the request's own deadline in {self.time_left_s:.1f} s"
+            why = f"later than its own deadline, {max(0.0, self.time_left_s):.1f} s from now"
         retry_after_s = max(1.0, math.ceil(wait_s - self.bound_s))
         return CapacityExceeded(
             f"no room now: the request would wait about {wait_s:.1f} s for its start, {why} ({words}); "

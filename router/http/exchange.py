@@ -26,6 +26,9 @@ async def read_fields(request: Request, max_bytes: int, timeout_s: float) -> Fie
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise InvalidRequest(f"the content type is {kind!r}; send JSON with content-type: application/json")
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        raise InvalidRequest(f"the body's content-encoding is {coding!r}; send it as it is: small bodies can unpack to huge ones")
     body, num_bytes = bytearray(), 0
     try:
         async with asyncio.timeout(timeout_s):

@@ -1,6 +1,7 @@
 """What cannot be served over HTTP: each error has its status, OpenAI's shape and a message that names the field."""
 
 import asyncio
+import gzip
 import json
 import time
 from collections.abc import AsyncIterator
@@ -165,6 +166,12 @@ async def test_bodies_that_cannot_be_read_name_the_place(http: httpx2.AsyncClien
     for path in (CHAT, TEXT, "/tokenize", "/detokenize"):
         answer = await http.post(path, content=body, headers={"content-type": "application/json"})
         assert answer.status_code == 400 and words in answer.json()["error"]["message"], answer.text
+
+
+async def test_a_packed_body_is_refused_with_words(http: httpx2.AsyncClient) -> None:
+    packed = gzip.compress(json.dumps({"messages": MESSAGES}).encode())
+    answer = await http.post(CHAT, content=packed, headers={"content-type": "application/json", "content-encoding": "gzip"})
+    assert answer.status_code == 400 and "content-encoding is 'gzip'; send it as it is" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

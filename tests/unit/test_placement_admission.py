@@ -41,7 +41,7 @@ def test_a_refusal_says_what_is_full_and_when_to_come_back() -> None:
     )
     assert WaitBounds(10.0, -1.0).bound_s == 0
     late = WaitBounds(math.inf, 3.0).refusal(3.5, ComputeReport("prefill-1", ((NORMAL, 350),), 100.0).words(NORMAL))
-    assert late.retry_after_s == 1 and "beyond the request's own deadline in 3.0 s (prefill worker prefill-1: 350" in str(late)
+    assert late.retry_after_s == 1 and "later than its own deadline, 3.0 s from now (prefill worker prefill-1: 350" in str(late)
 
 
 reports = st.builds(

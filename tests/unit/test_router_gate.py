@@ -67,7 +67,9 @@ async def test_a_wait_beyond_the_deadline_says_so() -> None:
         await set_report(c, "decode", BUSY)
         before = instruments.REFUSED.labels("deadline")._value.get()
         error, trailers = await refused(c, timeout=2.0)
-        assert error.code() is CODE.RESOURCE_EXHAUSTED and "beyond the request's own deadline in 2.0 s" in (error.details() or "")
+        assert error.code() is CODE.RESOURCE_EXHAUSTED and "later than its own deadline, 2.0 s from now" in (
+            error.details() or ""
+        )
         assert trailers["retry-after"] == "4" and instruments.REFUSED.labels("deadline")._value.get() == before + 1
 
 

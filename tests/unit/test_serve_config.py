@@ -95,6 +95,7 @@ def test_a_configuration_crosses_as_json() -> None:
         ({"transfer_backend": "tcp"}, "choose one of gloo"),
         ({"listen": "50051"}, "HOST:PORT"),
         ({"visibilities": ""}, "at least one visibility"),
+        ({"visibilities": "full,speed:2,speed:02"}, "'speed:2' is named twice"),
         ({"visibilities": "deep"}, "unknown visibility 'deep'"),
         ({"visibilities": "speed:2:boundary=3"}, "must not fix a boundary"),
         ({"visibilities": ["full", 3]}, "list of texts"),

@@ -131,11 +131,15 @@ class ServeConfig:
         for name, address in (("listen", self.listen_address), ("http_listen", self.http_address)):
             if address is not None and address[1] and address[1] + self.routers - 1 > 65535:
                 raise InvalidConfig(f"{name} leaves no ports for {self.routers} routers: 65535 is the last")
+        named: set[Visibility] = set()
         for text in self.visibilities:
             try:
                 visibility = Visibility.parse(text)
             except InvalidRequest as error:
                 raise InvalidConfig(f"visibilities: {error}") from None
+            if visibility in named:
+                raise InvalidConfig(f"visibilities: '{visibility}' is named twice")
+            named.add(visibility)
             if visibility.boundary_tokens is not None:
                 raise InvalidConfig(f"visibilities: {text!r} must not fix a boundary; requests do, up to max_boundary_tokens")
 
