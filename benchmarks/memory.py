@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from benchmarks.pinned_cluster import pinned_cluster, workers
 from shoal.client import AsyncClient, Sampling
-from shoal.config.serve import parse_list, parse_size
+from shoal.config.reading import parse_list, parse_size
 from shoal.engine.kv_pool import block_bytes
 from shoal.model_files import open_model
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc

@@ -10,7 +10,8 @@ from click.testing import CliRunner
 from shoal.cli.preflight import check, check_port, free_port
 from shoal.cli.serve import serve
 from shoal.cli.serve_options import HELP, read_config
-from shoal.config.serve import ServeConfig, parse_size, read_yaml
+from shoal.config.reading import parse_size, read_yaml
+from shoal.config.serve import ServeConfig
 from shoal.config.worker import Pool
 from shoal.controller.ray_node import OwnNode
 from shoal.errors import InvalidConfig, Unavailable

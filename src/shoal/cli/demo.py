@@ -16,7 +16,8 @@ from shoal.cli.failure import told_in_one_line
 from shoal.cli.own_cluster import own_cluster
 from shoal.cli.preflight import check
 from shoal.cli.supervisor import ClusterFailed
-from shoal.config.serve import ServeConfig, parse_list
+from shoal.config.reading import parse_list
+from shoal.config.serve import ServeConfig
 from shoal.model_files import DEFAULT_MODEL
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
 from shoal.rpc import error_from_rpc, open_channel

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import click
 
-from shoal.config.serve import ServeConfig, read_yaml
+from shoal.config.reading import read_yaml
+from shoal.config.serve import ServeConfig
 from shoal.errors import InvalidConfig
 
 HELP: Final[dict[str, str]] = {

@@ -1,20 +1,15 @@
 """What `shoal serve` is told: one frozen object, from flags or a YAML file with the same names. Knows no model, no process."""
 
 import dataclasses
-import difflib
 import math
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Self
-
-import yaml
 
 from shoal.config.cpus import parse_cpus
 from shoal.config.disaggregation import LOCAL_CACHED_SHARE, LOCAL_PREFILL_TOKENS, DisaggregationRule
 from shoal.config.logs import FORMATS, LEVELS
+from shoal.config.reading import check_choice, convert, named, nearest, read_address
 from shoal.config.shadow import ShadowConfig
 from shoal.config.tls import ClusterConfig, TlsConfig
 from shoal.config.transfer import BACKENDS, TransferConfig
@@ -23,8 +18,6 @@ from shoal.errors import InvalidConfig, InvalidRequest
 from shoal.types import DType
 from shoal.visibility import Visibility
 
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(?:([kmgt])i?)?b?\s*$", re.IGNORECASE)
-_SIZE_STEPS = {None: 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SHADOW = ShadowConfig()
 
 
@@ -95,17 +88,17 @@ class ServeConfig:
     transfer: TransferConfig = field(default_factory=TransferConfig)  # YAML only: a mapping; backend and host come from above
 
     def __post_init__(self) -> None:
-        _choice("dtype", self.dtype, tuple(DType))
-        _choice("transfer_backend", self.transfer_backend, BACKENDS)
-        _choice("log_level", self.log_level, LEVELS)
-        _choice("log_format", self.log_format, FORMATS)
+        check_choice("dtype", self.dtype, tuple(DType))
+        check_choice("transfer_backend", self.transfer_backend, BACKENDS)
+        check_choice("log_level", self.log_level, LEVELS)
+        check_choice("log_format", self.log_format, FORMATS)
         if self.colocated and self.prefill_workers:
             raise InvalidConfig(f"colocated has no prefill pool; leave prefill_workers out (it is {self.prefill_workers})")
         pools = ("decode_workers",) if self.colocated else ("prefill_workers", "decode_workers")
         for name in ("routers", *pools, "threads_per_worker", "block_size", "token_budget", "max_requests"):
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} must be at least 1, not {getattr(self, name)}")
-        with _named("local_prefill_tokens, local_cached_share"):
+        with named("local_prefill_tokens, local_cached_share"):
             DisaggregationRule(self.local_prefill_tokens, self.local_cached_share)
         for name in ("start_timeout_s", "hang_timeout_s"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
@@ -127,19 +120,19 @@ class ServeConfig:
             self.cpus(pool)
         self.listen_address, self.http_address, self.tls, self.cluster, self.shadow  # noqa: B018  (raise when they cannot be read)
         if self.controller_listen:
-            _address("controller_listen", self.controller_listen)
+            read_address("controller_listen", self.controller_listen)
         for name, address in (("listen", self.listen_address), ("http_listen", self.http_address)):
             if address is not None and address[1] and address[1] + self.routers - 1 > 65535:
                 raise InvalidConfig(f"{name} leaves no ports for {self.routers} routers: 65535 is the last")
-        named: set[Visibility] = set()
+        seen: set[Visibility] = set()
         for text in self.visibilities:
             try:
                 visibility = Visibility.parse(text)
             except InvalidRequest as error:
                 raise InvalidConfig(f"visibilities: {error}") from None
-            if visibility in named:
+            if visibility in seen:
                 raise InvalidConfig(f"visibilities: '{visibility}' is named twice")
-            named.add(visibility)
+            seen.add(visibility)
             if visibility.boundary_tokens is not None:
                 raise InvalidConfig(f"visibilities: {text!r} must not fix a boundary; requests do, up to max_boundary_tokens")
 
@@ -173,24 +166,24 @@ class ServeConfig:
     @property
     def tls(self) -> TlsConfig:
         """Of both doors."""
-        with _named("tls_cert, tls_key, tls_ca, tls_require_client_cert"):
+        with named("tls_cert, tls_key, tls_ca, tls_require_client_cert"):
             return TlsConfig(self.tls_cert, self.tls_key, self.tls_ca, self.tls_require_client_cert)
 
     @property
     def cluster(self) -> ClusterConfig:
         """Of the calls between router, controller and workers."""
-        with _named("cluster_tls_cert, cluster_tls_key, cluster_tls_ca"):
+        with named("cluster_tls_cert, cluster_tls_key, cluster_tls_ca"):
             return ClusterConfig(self.cluster_secret_file, self.cluster_tls_cert, self.cluster_tls_key, self.cluster_tls_ca)
 
     @property
     def listen_address(self) -> tuple[str, int]:
         """Host and port of the router. Port 0 lets the system choose."""
-        return _address("listen", self.listen)
+        return read_address("listen", self.listen)
 
     @property
     def http_address(self) -> tuple[str, int] | None:
         """Host and port of the router's HTTP door; None when it has none."""
-        return _address("http_listen", self.http_listen) if self.http_listen else None
+        return read_address("http_listen", self.http_listen) if self.http_listen else None
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], source: str = "configuration") -> Self:
@@ -200,11 +193,11 @@ class ServeConfig:
         for key, value in values.items():
             name = str(key).replace("-", "_")
             if name not in fields:
-                raise InvalidConfig(f"{source}: unknown key {str(key)!r}; {_nearest(name, fields)}")
+                raise InvalidConfig(f"{source}: unknown key {str(key)!r}; {nearest(name, fields)}")
             if name == "transfer":
                 converted[name] = _transfer(source, value)
             else:
-                converted[name] = _convert(source, name, value, fields[name].default)
+                converted[name] = convert(source, name, value, fields[name].default)
         if converted.get("colocated"):
             _refuse_beside_colocated(source, converted, fields)
             converted["prefill_workers"] = 0
@@ -244,7 +237,7 @@ class ServeConfig:
         """The interface that the processes of this machine bind to, workers apart."""
         if self.worker_host != NODE:
             return self.worker_host
-        return _address("controller_listen", self.controller_listen)[0] if self.controller_listen else "127.0.0.1"
+        return read_address("controller_listen", self.controller_listen)[0] if self.controller_listen else "127.0.0.1"
 
     def metrics_address(self, worker_id: str) -> str:
         """The same of one worker, also one beyond the configured sizes; "" when metrics are off. Raises InvalidConfig."""
@@ -273,7 +266,7 @@ class ServeConfig:
     def cpus(self, pool: Pool) -> tuple[int, ...]:
         """What the workers of a pool are kept to; empty: any CPU."""
         name = f"{pool}_cpus"
-        with _named(name):
+        with named(name):
             return parse_cpus(getattr(self, name))
 
     def worker(self, pool: Pool, worker_id: str = "", epoch: int = 0) -> WorkerConfig:
@@ -304,53 +297,6 @@ class ServeConfig:
         )
 
 
-@contextmanager
-def _named(fields: str) -> Iterator[None]:
-    try:
-        yield
-    except InvalidConfig as error:
-        raise InvalidConfig(f"{fields}: {error}") from None
-
-
-def _address(name: str, text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise InvalidConfig(f"{name} must be HOST:PORT, as in 127.0.0.1:50051, not {text!r}")
-    return host, int(port)
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The keys of one YAML file. Raises InvalidConfig when it cannot be read or is not a mapping."""
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidConfig(f"cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidConfig(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise InvalidConfig(f"{path} must hold one mapping of keys to values, as in 'prefill_workers: 2'")
-    return values
-
-
-def parse_size(text: str) -> int:
-    """Bytes from '512MiB', '2G', '1048576'. Steps are 1,024. Raises InvalidConfig."""
-    match = _SIZE.match(text)
-    if match is None:
-        raise InvalidConfig(f"cannot read {text!r} as a size; write bytes, or a number with KiB, MiB, GiB")
-    number, unit = match.groups()
-    size = float(number) * 1024 ** _SIZE_STEPS[unit.lower() if unit else None]
-    if size > 1 << 60:
-        raise InvalidConfig(f"{text[:40]!r} is more than any machine has")
-    return int(size)
-
-
-def parse_list(text: str) -> tuple[str, ...]:
-    """'full, speed:22' → ('full', 'speed:22')."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
 def _refuse_beside_colocated(source: str, given: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
     """Without a prefill pool these settings mean nothing. Raises InvalidConfig."""
     neutral = {name: fields[name].default for name in ("prefill_cpus", "local_prefill_tokens", "local_cached_share")}
@@ -365,40 +311,11 @@ def _transfer(source: str, values: Any) -> TransferConfig:
     known = {item.name: item for item in dataclasses.fields(TransferConfig)}
     for key in values:
         if key not in known:
-            raise InvalidConfig(f"{source}: unknown key 'transfer.{key}'; {_nearest(str(key), known)}")
+            raise InvalidConfig(f"{source}: unknown key 'transfer.{key}'; {nearest(str(key), known)}")
     config = TransferConfig(
-        **{key: _convert(source, f"transfer.{key}", value, known[key].default) for key, value in values.items()}
+        **{key: convert(source, f"transfer.{key}", value, known[key].default) for key, value in values.items()}
     )
     for key, owner in (("backend", "transfer_backend"), ("host", "worker_host")):
         if getattr(config, key) != known[key].default:
             raise InvalidConfig(f"{source}: transfer.{key} would have no effect here; set {owner}")
     return config
-
-
-def _nearest(name: str, known: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
-
-
-def _convert(source: str, name: str, value: Any, default: Any) -> Any:
-    if name == "kv_memory" and isinstance(value, str):
-        return parse_size(value)
-    if isinstance(default, tuple):
-        if isinstance(value, str):
-            return parse_list(value)
-        if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
-            return tuple(value)
-        raise InvalidConfig(f"{source}: {name} must be a list of texts, not {value!r}")
-    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(default, str) and isinstance(value, str):
-        return value
-    if type(value) is not type(default):
-        kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}.get(type(default), "a text")
-        raise InvalidConfig(f"{source}: {name} must be {kind}, not {value!r}")
-    return value
-
-
-def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise InvalidConfig(f"{name} {value!r} is unknown; choose one of {', '.join(choices)}")

@@ -15,7 +15,8 @@ from pathlib import Path
 import click
 
 from shoal.config.logs import configure_logging
-from shoal.config.serve import ServeConfig, read_yaml
+from shoal.config.reading import read_yaml
+from shoal.config.serve import ServeConfig
 from shoal.controller.controller import Controller
 from shoal.controller.events import EventWriter
 from shoal.controller.guardian import guard
