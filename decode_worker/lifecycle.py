@@ -48,6 +48,7 @@ class RequestRunner:
 
     def submit(self, spec: DecodeSpec, deadline_s: float) -> DecodeRequest:
         """Take a request in; it may last until its deadline, waiting for blocks included."""
+        self._steps.tally.num_arrived += 1
         request = DecodeRequest(spec)
         task = asyncio.create_task(self._live(request, deadline_s), name=f"decode-{spec.attempt_id}")
         self._tasks[request] = task
@@ -169,6 +170,8 @@ class RequestRunner:
 
     def _measure(self, request: DecodeRequest) -> None:
         metrics.ENDED_REQUESTS.labels(str(request.state)).inc()
+        if request.first_token_at is not None:
+            self._steps.tally.answers.add(sum(child.num_sampled for child in request.children))
         moments = [request.times.get(state) for state in (RequestState.QUEUED, RequestState.RESERVED, RequestState.READY)]
         moments.append(request.first_token_at)
         parts = (metrics.QUEUE_SECONDS, metrics.TRANSFER_SECONDS, metrics.FIRST_STEP_SECONDS)

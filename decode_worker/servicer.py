@@ -66,6 +66,9 @@ class DecodeServicer(worker_pb2_grpc.DecodeWorkerServicer):
     async def GetLoad(self, request: worker_pb2.GetLoadRequest, context: "Context") -> shoal_pb2.WorkerLoad:
         return self._worker.load()
 
+    async def GetWork(self, request: worker_pb2.GetWorkRequest, context: "Context") -> worker_pb2.WorkReport:
+        return self._worker.work()
+
     def _reserved(self, running: DecodeRequest, reservation: Reservation) -> worker_pb2.Reserved:
         config = self._worker.config
         return worker_pb2.Reserved(

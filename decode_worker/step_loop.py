@@ -77,6 +77,7 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
         num_done = request.spec.layout.split.num_prefill_tokens
         if reservation.prefill.is_local:
             num_done = request.num_prefilled = reservation.num_cached_tokens
+        self.tally.prompts.add(request.spec.layout.split.num_prefill_tokens - num_done)
         num_known = request.num_known_tokens(first)
         self._beginning[key] = TokenCursor(
             first.key, 0, num_known=num_known, num_computed=num_done, rank=request.spec.turn.priority.rank
@@ -116,6 +117,8 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
         metrics.STEP_SECONDS.observe(seconds)
         self.rate.ran(sum(row.num_token_layers for row in step.rows), seconds)
         metrics.STEP_REQUESTS.observe(len(self.keys(step)))
+        if step.rows:
+            self.tally.stepped(len(step.rows), sum(row.chunk.num_tokens for row in step.rows), seconds)
         metrics.DECODE_TOKENS.inc(sum(len(row.decode) for row in step.rows))
         metrics.PREFILLED_TOKENS.inc(sum(len(row.prefill) for row in step.rows))
         metrics.PROJECTED_TOKENS.inc(sum(len(projection.positions) for projection in step.projections))

@@ -26,7 +26,7 @@ from shoal.decode_worker.step_loop import DecodeStepLoop
 from shoal.engine.affinity import keep_to_cpus
 from shoal.engine.health import keep_health
 from shoal.engine.holdings import GROUPS
-from shoal.engine.load_report import report_queue
+from shoal.engine.load_report import report_queue, work_report
 from shoal.engine.resident import Resident, fingerprint_of, load_resident, open_for
 from shoal.engine.weights import HeldLayers
 from shoal.errors import InternalError, InvalidConfig, Unavailable
@@ -155,6 +155,10 @@ class DecodeWorker:
         if self._loaded is not None:
             self._loaded.fill(load)
         return load
+
+    def work(self) -> worker_pb2.WorkReport:
+        """The same, and what it has done since it started."""
+        return work_report(self.load(), self._loaded.steps.tally if self._loaded is not None else None)
 
     def _assemble(self, resident: Resident) -> "_Loaded":
         reservations = Reservations(resident, self.config, self._fingerprint, self._transfers)

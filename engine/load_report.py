@@ -1,10 +1,12 @@
-"""What a worker reports of its queue and its pace, for routers to predict a wait from. Knows the public message."""
+"""What a worker reports of its queue, its pace and its work: routers predict a wait from it, the controller a need. Knows messages."""
 
 from collections.abc import Iterable
 
 from shoal.engine.holdings import HoldingQueue
+from shoal.pb.internal.v1 import worker_pb2
 from shoal.pb.v1 import shoal_pb2
 from shoal.placement.rates import WorkRate
+from shoal.placement.tally import Tally
 from shoal.types import Priority, Turn
 
 
@@ -32,3 +34,21 @@ def report_queue(
     load.max_reservations = holdings.max_holders
     load.mean_hold_s = holdings.mean_hold_s
     load.token_layers_per_s = rate.per_s
+
+
+def work_report(load: shoal_pb2.WorkerLoad, tally: Tally | None) -> worker_pb2.WorkReport:
+    """The load, and what has been done since the start; no `tally` before the model is loaded."""
+    if tally is None:
+        return worker_pb2.WorkReport(load=load)
+    return worker_pb2.WorkReport(
+        load=load,
+        num_arrived_reqs=tally.num_arrived,
+        prompts_by_size=tally.prompts.by_size,
+        prompt_tokens=tally.prompts.total,
+        answers_by_size=tally.answers.by_size,
+        answer_tokens=tally.answers.total,
+        num_steps=tally.num_steps,
+        step_s=tally.step_s,
+        step_reqs=tally.step_reqs,
+        step_tokens=tally.step_tokens,
+    )

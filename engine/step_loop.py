@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 import torch
 
 from shoal.placement.rates import WorkRate
+from shoal.placement.tally import Tally
 
 Step = TypeVar("Step")
 Result = TypeVar("Result")
@@ -31,6 +32,7 @@ class StepLoop(ABC, Generic[Step, Result]):
         self._step_over: asyncio.Future[None] | None = None
         self.num_steps = 0
         self.rate = WorkRate()  # of token-layers; `account` tells it
+        self.tally = Tally()
 
     @abstractmethod
     def decide(self) -> Step | None:

@@ -49,3 +49,6 @@ class PrefillServicer(worker_pb2_grpc.PrefillWorkerServicer):
 
     async def GetLoad(self, request: worker_pb2.GetLoadRequest, context: "Context") -> shoal_pb2.WorkerLoad:
         return self._worker.load()
+
+    async def GetWork(self, request: worker_pb2.GetWorkRequest, context: "Context") -> worker_pb2.WorkReport:
+        return self._worker.work()

@@ -64,6 +64,7 @@ class PrefillStepLoop(StepLoop[PrefillStep, None]):
         self._work[key] = work
         rank = work.task.spec.turn.priority.rank
         work.task.num_computed = work.num_cached
+        self.tally.prompts.add(num_tokens - work.num_cached)
         self._batcher.add(TokenCursor(key, num_tokens, num_known=num_tokens, num_computed=work.num_cached, rank=rank))
         work.task.complete(work.task.export.states_kept(work.num_cached))
         self.wake()
@@ -108,7 +109,9 @@ class PrefillStepLoop(StepLoop[PrefillStep, None]):
         depths = (len(piece.work.task.spec.layout.lower_layers) for piece in step)
         self.rate.ran(sum(depth * piece.chunk.num_tokens for depth, piece in zip(depths, step, strict=True)), seconds)
         metrics.STEP_REQUESTS.observe(len(step))
-        metrics.PREFILL_TOKENS.inc(sum(piece.chunk.num_tokens for piece in step))
+        num_tokens = sum(piece.chunk.num_tokens for piece in step)
+        metrics.PREFILL_TOKENS.inc(num_tokens)
+        self.tally.stepped(len(step), num_tokens, seconds)
         for piece in step:
             self._batcher.complete(piece.chunk)
             task = piece.work.task

@@ -25,13 +25,15 @@ _sym_db = _symbol_database.Default()
 from shoal.pb.internal.v1 import worker_pb2 as shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%shoal/pb/internal/v1/controller.proto\x12\x11shoal.internal.v1\x1a!shoal/pb/internal/v1/worker.proto\"*\n\x15WatchEndpointsRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\"L\n\tEndpoints\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12.\n\tendpoints\x18\x02 \x03(\x0b\x32\x1b.shoal.internal.v1.Endpoint\"O\n\x08\x45ndpoint\x12\x34\n\x06worker\x18\x01 \x01(\x0b\x32$.shoal.internal.v1.WorkerDescription\x12\r\n\x05state\x18\x02 \x01(\t\"\xba\x01\n\x0cScaleRequest\x12\x1c\n\x0fprefill_workers\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x0e\x64\x65\x63ode_workers\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x14\n\x07\x64rain_s\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x15\n\rallow_pending\x18\x04 \x01(\x08\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\x42\x12\n\x10_prefill_workersB\x11\n\x0f_decode_workersB\n\n\x08_drain_s\"w\n\x15RollingRestartRequest\x12\r\n\x05pools\x18\x01 \x03(\t\x12\x12\n\x05surge\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x07\x64rain_s\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x0f\n\x07\x64ry_run\x18\x04 \x01(\x08\x42\x08\n\x06_surgeB\n\n\x08_drain_s\"y\n\tPoolEvent\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x14\n\x0cloaded_bytes\x18\x05 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x06 \x01(\x04\x32\x8e\x02\n\nController\x12Z\n\x0eWatchEndpoints\x12(.shoal.internal.v1.WatchEndpointsRequest\x1a\x1c.shoal.internal.v1.Endpoints0\x01\x12H\n\x05Scale\x12\x1f.shoal.internal.v1.ScaleRequest\x1a\x1c.shoal.internal.v1.PoolEvent0\x01\x12Z\n\x0eRollingRestart\x12(.shoal.internal.v1.RollingRestartRequest\x1a\x1c.shoal.internal.v1.PoolEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%shoal/pb/internal/v1/controller.proto\x12\x11shoal.internal.v1\x1a!shoal/pb/internal/v1/worker.proto\"*\n\x15WatchEndpointsRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\"L\n\tEndpoints\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12.\n\tendpoints\x18\x02 \x03(\x0b\x32\x1b.shoal.internal.v1.Endpoint\"O\n\x08\x45ndpoint\x12\x34\n\x06worker\x18\x01 \x01(\x0b\x32$.shoal.internal.v1.WorkerDescription\x12\r\n\x05state\x18\x02 \x01(\t\"\xba\x01\n\x0cScaleRequest\x12\x1c\n\x0fprefill_workers\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x0e\x64\x65\x63ode_workers\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x14\n\x07\x64rain_s\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x15\n\rallow_pending\x18\x04 \x01(\x08\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\x42\x12\n\x10_prefill_workersB\x11\n\x0f_decode_workersB\n\n\x08_drain_s\"w\n\x15RollingRestartRequest\x12\r\n\x05pools\x18\x01 \x03(\t\x12\x12\n\x05surge\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x07\x64rain_s\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x0f\n\x07\x64ry_run\x18\x04 \x01(\x08\x42\x08\n\x06_surgeB\n\n\x08_drain_s\"y\n\tPoolEvent\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x14\n\x0cloaded_bytes\x18\x05 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x06 \x01(\x04\"%\n\x13WatchScalingRequest\x12\x0e\n\x06\x66ollow\x18\x01 \x01(\x08\"\x8f\x03\n\x0fScalingDecision\x12\x0e\n\x06unix_s\x18\x01 \x01(\x01\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x10\n\x08\x64\x65\x63ision\x18\x03 \x01(\t\x12\x0f\n\x07\x62\x65\x63\x61use\x18\x04 \x03(\t\x12\x13\n\x0bnum_workers\x18\x05 \x01(\r\x12\x12\n\nnum_needed\x18\x06 \x01(\r\x12\x12\n\nnum_wanted\x18\x07 \x01(\r\x12\x13\n\x0bmin_workers\x18\x08 \x01(\r\x12\x13\n\x0bmax_workers\x18\t \x01(\r\x12\x17\n\x0fneeded_for_work\x18\n \x01(\r\x12\x17\n\x0fneeded_for_wait\x18\x0b \x01(\r\x12\x17\n\x0fneeded_for_room\x18\x0c \x01(\r\x12:\n\x04seen\x18\r \x03(\x0b\x32,.shoal.internal.v1.ScalingDecision.SeenEntry\x12\x0f\n\x07\x64ry_run\x18\x0e \x01(\x08\x12\x0f\n\x07message\x18\x0f \x01(\t\x1a+\n\tSeenEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\xec\x02\n\nController\x12Z\n\x0eWatchEndpoints\x12(.shoal.internal.v1.WatchEndpointsRequest\x1a\x1c.shoal.internal.v1.Endpoints0\x01\x12H\n\x05Scale\x12\x1f.shoal.internal.v1.ScaleRequest\x1a\x1c.shoal.internal.v1.PoolEvent0\x01\x12Z\n\x0eRollingRestart\x12(.shoal.internal.v1.RollingRestartRequest\x1a\x1c.shoal.internal.v1.PoolEvent0\x01\x12\\\n\x0cWatchScaling\x12&.shoal.internal.v1.WatchScalingRequest\x1a\".shoal.internal.v1.ScalingDecision0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.pb.internal.v1.controller_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_SCALINGDECISION_SEENENTRY']._loaded_options = None
+  _globals['_SCALINGDECISION_SEENENTRY']._serialized_options = b'8\001'
   _globals['_WATCHENDPOINTSREQUEST']._serialized_start=95
   _globals['_WATCHENDPOINTSREQUEST']._serialized_end=137
   _globals['_ENDPOINTS']._serialized_start=139
@@ -44,6 +46,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROLLINGRESTARTREQUEST']._serialized_end=606
   _globals['_POOLEVENT']._serialized_start=608
   _globals['_POOLEVENT']._serialized_end=729
-  _globals['_CONTROLLER']._serialized_start=732
-  _globals['_CONTROLLER']._serialized_end=1002
+  _globals['_WATCHSCALINGREQUEST']._serialized_start=731
+  _globals['_WATCHSCALINGREQUEST']._serialized_end=768
+  _globals['_SCALINGDECISION']._serialized_start=771
+  _globals['_SCALINGDECISION']._serialized_end=1170
+  _globals['_SCALINGDECISION_SEENENTRY']._serialized_start=1127
+  _globals['_SCALINGDECISION_SEENENTRY']._serialized_end=1170
+  _globals['_CONTROLLER']._serialized_start=1173
+  _globals['_CONTROLLER']._serialized_end=1537
 # @@protoc_insertion_point(module_scope)

@@ -69,3 +69,50 @@ class PoolEvent(_message.Message):
     loaded_bytes: int
     total_bytes: int
     def __init__(self, kind: _Optional[str] = ..., worker_id: _Optional[str] = ..., message: _Optional[str] = ..., seconds: _Optional[float] = ..., loaded_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+
+class WatchScalingRequest(_message.Message):
+    __slots__ = ("follow",)
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    follow: bool
+    def __init__(self, follow: bool = ...) -> None: ...
+
+class ScalingDecision(_message.Message):
+    __slots__ = ("unix_s", "pool", "decision", "because", "num_workers", "num_needed", "num_wanted", "min_workers", "max_workers", "needed_for_work", "needed_for_wait", "needed_for_room", "seen", "dry_run", "message")
+    class SeenEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_NEEDED_FIELD_NUMBER: _ClassVar[int]
+    NUM_WANTED_FIELD_NUMBER: _ClassVar[int]
+    MIN_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_FOR_WORK_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_FOR_WAIT_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_FOR_ROOM_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    unix_s: float
+    pool: str
+    decision: str
+    because: _containers.RepeatedScalarFieldContainer[str]
+    num_workers: int
+    num_needed: int
+    num_wanted: int
+    min_workers: int
+    max_workers: int
+    needed_for_work: int
+    needed_for_wait: int
+    needed_for_room: int
+    seen: _containers.ScalarMap[str, float]
+    dry_run: bool
+    message: str
+    def __init__(self, unix_s: _Optional[float] = ..., pool: _Optional[str] = ..., decision: _Optional[str] = ..., because: _Optional[_Iterable[str]] = ..., num_workers: _Optional[int] = ..., num_needed: _Optional[int] = ..., num_wanted: _Optional[int] = ..., min_workers: _Optional[int] = ..., max_workers: _Optional[int] = ..., needed_for_work: _Optional[int] = ..., needed_for_wait: _Optional[int] = ..., needed_for_room: _Optional[int] = ..., seen: _Optional[_Mapping[str, float]] = ..., dry_run: bool = ..., message: _Optional[str] = ...) -> None: ...

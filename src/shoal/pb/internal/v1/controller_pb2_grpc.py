@@ -49,6 +49,11 @@ class ControllerStub(object):
                 request_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.RollingRestartRequest.SerializeToString,
                 response_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.PoolEvent.FromString,
                 _registered_method=True)
+        self.WatchScaling = channel.unary_stream(
+                '/shoal.internal.v1.Controller/WatchScaling',
+                request_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.WatchScalingRequest.SerializeToString,
+                response_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.ScalingDecision.FromString,
+                _registered_method=True)
 
 
 class ControllerServicer(object):
@@ -75,6 +80,13 @@ class ControllerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchScaling(self, request, context):
+        """What autoscaling decided last for each pool, and with `follow` each decision from now on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +104,11 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.RollingRestart,
                     request_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.RollingRestartRequest.FromString,
                     response_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.PoolEvent.SerializeToString,
+            ),
+            'WatchScaling': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchScaling,
+                    request_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.WatchScalingRequest.FromString,
+                    response_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.ScalingDecision.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +192,33 @@ class Controller(object):
             '/shoal.internal.v1.Controller/RollingRestart',
             shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.RollingRestartRequest.SerializeToString,
             shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.PoolEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchScaling(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/shoal.internal.v1.Controller/WatchScaling',
+            shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.WatchScalingRequest.SerializeToString,
+            shoal_dot_pb_dot_internal_dot_v1_dot_controller__pb2.ScalingDecision.FromString,
             options,
             channel_credentials,
             insecure,

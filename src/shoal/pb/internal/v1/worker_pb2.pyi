@@ -324,3 +324,31 @@ class WorkerDescription(_message.Message):
     max_boundary_tokens: int
     colocated: bool
     def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., epoch: _Optional[int] = ..., address: _Optional[str] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., allowed_visibilities: _Optional[_Iterable[str]] = ..., max_boundary_tokens: _Optional[int] = ..., colocated: bool = ...) -> None: ...
+
+class GetWorkRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkReport(_message.Message):
+    __slots__ = ("load", "num_arrived_reqs", "prompts_by_size", "prompt_tokens", "answers_by_size", "answer_tokens", "num_steps", "step_s", "step_reqs", "step_tokens")
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    NUM_ARRIVED_REQS_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_BY_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_BY_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_REQS_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    load: _shoal_pb2.WorkerLoad
+    num_arrived_reqs: int
+    prompts_by_size: _containers.RepeatedScalarFieldContainer[int]
+    prompt_tokens: int
+    answers_by_size: _containers.RepeatedScalarFieldContainer[int]
+    answer_tokens: int
+    num_steps: int
+    step_s: float
+    step_reqs: int
+    step_tokens: int
+    def __init__(self, load: _Optional[_Union[_shoal_pb2.WorkerLoad, _Mapping]] = ..., num_arrived_reqs: _Optional[int] = ..., prompts_by_size: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., answers_by_size: _Optional[_Iterable[int]] = ..., answer_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., step_s: _Optional[float] = ..., step_reqs: _Optional[int] = ..., step_tokens: _Optional[int] = ...) -> None: ...

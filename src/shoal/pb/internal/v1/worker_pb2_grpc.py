@@ -60,6 +60,11 @@ class DecodeWorkerStub(object):
                 request_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.GetLoadRequest.SerializeToString,
                 response_deserializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.WorkerLoad.FromString,
                 _registered_method=True)
+        self.GetWork = channel.unary_unary(
+                '/shoal.internal.v1.DecodeWorker/GetWork',
+                request_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.GetWorkRequest.SerializeToString,
+                response_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.WorkReport.FromString,
+                _registered_method=True)
 
 
 class DecodeWorkerServicer(object):
@@ -98,6 +103,12 @@ class DecodeWorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetWork(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DecodeWorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -125,6 +136,11 @@ def add_DecodeWorkerServicer_to_server(servicer, server):
                     servicer.GetLoad,
                     request_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.GetLoadRequest.FromString,
                     response_serializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.WorkerLoad.SerializeToString,
+            ),
+            'GetWork': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetWork,
+                    request_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.GetWorkRequest.FromString,
+                    response_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.WorkReport.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -272,6 +288,33 @@ class DecodeWorker(object):
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def GetWork(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.internal.v1.DecodeWorker/GetWork',
+            shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.GetWorkRequest.SerializeToString,
+            shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.WorkReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class PrefillWorkerStub(object):
     """Missing associated documentation comment in .proto file."""
@@ -297,6 +340,11 @@ class PrefillWorkerStub(object):
                 request_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.GetLoadRequest.SerializeToString,
                 response_deserializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.WorkerLoad.FromString,
                 _registered_method=True)
+        self.GetWork = channel.unary_unary(
+                '/shoal.internal.v1.PrefillWorker/GetWork',
+                request_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.GetWorkRequest.SerializeToString,
+                response_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.WorkReport.FromString,
+                _registered_method=True)
 
 
 class PrefillWorkerServicer(object):
@@ -321,6 +369,12 @@ class PrefillWorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetWork(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PrefillWorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -338,6 +392,11 @@ def add_PrefillWorkerServicer_to_server(servicer, server):
                     servicer.GetLoad,
                     request_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.GetLoadRequest.FromString,
                     response_serializer=shoal_dot_pb_dot_v1_dot_shoal__pb2.WorkerLoad.SerializeToString,
+            ),
+            'GetWork': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetWork,
+                    request_deserializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.GetWorkRequest.FromString,
+                    response_serializer=shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.WorkReport.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -421,6 +480,33 @@ class PrefillWorker(object):
             '/shoal.internal.v1.PrefillWorker/GetLoad',
             shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.GetLoadRequest.SerializeToString,
             shoal_dot_pb_dot_v1_dot_shoal__pb2.WorkerLoad.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetWork(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.internal.v1.PrefillWorker/GetWork',
+            shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.GetWorkRequest.SerializeToString,
+            shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2.WorkReport.FromString,
             options,
             channel_credentials,
             insecure,
