@@ -9,10 +9,12 @@ from typing import Any
 
 from shoal.config.serve import ServeConfig
 from shoal.config.worker import Pool
+from shoal.controller.autoscaler import Autoscaler
 from shoal.controller.backoff import RestartPolicy
 from shoal.controller.endpoints import EndpointBoard, EndpointState
 from shoal.controller.events import EventWriter
 from shoal.controller.keeper import SlotKeeper
+from shoal.controller.machines import FixedMachines, Held, Machines
 from shoal.controller.names import ActorName, Slot
 from shoal.controller.pools import PoolChange, Pools
 from shoal.controller.prewarm import PairWarmer
@@ -23,6 +25,7 @@ from shoal.controller.servicer import ControllerServicer
 from shoal.controller.sizes import SizeBook
 from shoal.errors import AlreadyExists, InvalidRequest, Unavailable
 from shoal.pb.internal.v1 import controller_pb2, controller_pb2_grpc, worker_pb2
+from shoal.placement.service import ServiceModel
 from shoal.rpc import Address, ClusterLink
 
 _log = logging.getLogger(__name__)
@@ -34,7 +37,13 @@ class Controller:
     """`start`, then `run` until the given stop, then `stop`. `set_pool_sizes` and `begin_rolling_restart` change it meanwhile."""
 
     def __init__(
-        self, config: ServeConfig, cluster: RayCluster, events: EventWriter, policy: RestartPolicy | None = None
+        self,
+        config: ServeConfig,
+        cluster: RayCluster,
+        events: EventWriter,
+        policy: RestartPolicy | None = None,
+        machines: Machines | None = None,
+        service: ServiceModel | None = None,
     ) -> None:
         self.config = config
         self.events = events
@@ -51,6 +60,9 @@ class Controller:
         self.pools = Pools(self._keeper, first_epoch=int(time.time()))  # also after Ray's head, and its actors, were lost
         self._sizes = SizeBook(cluster, config)
         self._warmer = PairWarmer(self.board, self._prefill_handle)
+        self.autoscaler: Autoscaler | None = None
+        if any(config.autoscale_bounds(pool) for pool in config.pools):
+            self.autoscaler = Autoscaler(config, self, self.board, self._link, machines or FixedMachines(), service)
         self._all_ready = False
         self._restart: asyncio.Task[None] | None = None
 
@@ -73,8 +85,11 @@ class Controller:
             asyncio.create_task(stop.wait()),
             asyncio.create_task(self._watch_failures()),
         ]
-        aside = [asyncio.create_task(self._wait_all_ready()), asyncio.create_task(self._warmer.run())]
-        aside[1].add_done_callback(_log_failure)  # nothing depends on it
+        aside: list[asyncio.Task[Any]] = [asyncio.create_task(self._wait_all_ready()), asyncio.create_task(self._warmer.run())]
+        if self.autoscaler is not None:
+            aside.append(asyncio.create_task(self.autoscaler.run(), name="autoscaling"))
+        for task in aside[1:]:
+            task.add_done_callback(_log_failure)  # nothing depends on it
         try:
             done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -131,6 +146,14 @@ class Controller:
         if not allow_pending:
             more = {pool: max(0, size - len(self.pools.keepers(pool))) for pool, size in sizes.items()}
             check_room(self.config, self._cluster, more, len(self.pools.keepers()))
+
+    def num_workers(self, pool: Pool) -> int:
+        """Those that are to stay, ready or not."""
+        return len(self.pools.keepers(pool))
+
+    def held(self, pool: Pool) -> Held:
+        """Where they are."""
+        return self.pools.held(pool)
 
     async def settled(self, change: PoolChange) -> None:
         """Return once what was started is ready and its pairs are warm, and what was retired is gone. Raises WorkerGivenUp."""

@@ -54,6 +54,7 @@ class SlotKeeper:
         self.slot = slot
         self.handle: ActorHandle | None = None
         self.ready = asyncio.Event()
+        self.machine = ""  # of the worker that fills the slot, until it is gone; "": it has none yet
         self._name = ActorName(slot, first_epoch)
         self._spawn = spawn
         self._board = board
@@ -160,6 +161,7 @@ class SlotKeeper:
 
     def _set_ready(self, description: worker_pb2.WorkerDescription, how: str) -> None:
         self._address = description.address
+        self.machine = self.handle.machine if self.handle is not None else ""
         self._board.set(self._name, EndpointState.READY, description)
         self.ready.set()
         _log.info("%s %s, epoch %d, at %s", self.slot.worker_id, how, self._name.epoch, description.address)
@@ -186,6 +188,7 @@ class SlotKeeper:
     def _bury(self, cause: str) -> None:
         """Publish the death, make certain of it, and move on to the next epoch."""
         self.ready.clear()
+        self.machine = ""
         self._board.set(self._name, EndpointState.DEAD)
         _log.warning("%s epoch %d is dead: %s", self.slot.worker_id, self._name.epoch, cause)
         self._events.emit("dead", self.slot.worker_id, cause, epoch=self._name.epoch)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from shoal.config.worker import Pool
 from shoal.controller.keeper import SlotKeeper, WorkerGivenUp
+from shoal.controller.machines import Held
 from shoal.controller.names import Slot
 from shoal.metrics import gauge
 
@@ -43,6 +44,11 @@ class Pools:
         """Those that fill their slots, by index."""
         found = [keeper for keeper in self._running if pool is None or keeper.slot.pool is pool]
         return sorted(found, key=lambda keeper: (keeper.slot.pool, keeper.slot.index))
+
+    def held(self, pool: Pool) -> Held:
+        """Where the pool's workers are, those that drain included."""
+        machines = [keeper.machine for keeper in (*self._running, *self._retiring) if keeper.slot.pool is pool]
+        return Held(frozenset(filter(None, machines)), sum(not keeper.machine for keeper in self.keepers(pool)))
 
     def keeper_of(self, worker_id: str) -> SlotKeeper | None:
         return next((keeper for keeper in (*self._running, *self._retiring) if keeper.slot.worker_id == worker_id), None)

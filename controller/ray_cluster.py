@@ -63,6 +63,7 @@ class ActorHandle:
         self._ray = ray
         self._handle = handle
         self.name = name
+        self.machine = ""  # where it runs, once it has told
         self._process: int | None = None  # a pidfd, which unlike a pid is never reused; only for an actor on this machine
 
     async def start(self) -> AsyncIterator[dict[str, Any]]:
@@ -116,6 +117,7 @@ class ActorHandle:
                 os.close(process)
 
     def _learn(self, told: dict[str, Any]) -> dict[str, Any]:
+        self.machine = str(told.get("machine", self.machine))
         if "pid" in told and told["host"] == process_host() and self._process is None and hasattr(os, "pidfd_open"):
             try:
                 self._process = os.pidfd_open(told["pid"])

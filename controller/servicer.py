@@ -11,7 +11,7 @@ import grpc
 from shoal.config.worker import Pool
 from shoal.controller.events import Event
 from shoal.controller.pools import PoolChange
-from shoal.errors import InvalidRequest
+from shoal.errors import InvalidRequest, Unsupported
 from shoal.pb.internal.v1 import controller_pb2, controller_pb2_grpc
 
 if TYPE_CHECKING:
@@ -76,6 +76,16 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
             _log.info("rolling restart of %s, surge %d", ", ".join(pools), surge)
             async for event in _told(events, asyncio.shield(work), None):
                 yield event
+
+    async def WatchScaling(
+        self, request: controller_pb2.WatchScalingRequest, context: "Context"
+    ) -> AsyncIterator[controller_pb2.ScalingDecision]:
+        if self._controller.autoscaler is None:
+            raise Unsupported(
+                "this cluster does not scale its pools; start it with --autoscale-prefill or --autoscale-decode, as in 1-4"
+            )
+        async for decision in self._controller.autoscaler.decisions.watch(follow=request.follow):
+            yield decision.to_pb()
 
 
 async def _told(

@@ -1,4 +1,4 @@
-"""What a worker reports of its queue, its pace and its work: routers predict a wait from it, the controller a need. Knows messages."""
+"""What a worker reports of its queue, pace and work: routers predict a wait from it, the controller a need. Knows messages."""
 
 from collections.abc import Iterable
 

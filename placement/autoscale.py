@@ -1,9 +1,9 @@
 """How many workers a pool should have: predicted need, under bounds and cool-downs. Pure; knows no workers, no calls, no clock.
 
 The need is the largest of three: workers for the work that arrives (and what waits, worked off within `drain_s`) at the target
-utilisation, workers that keep the wait short, and workers for what cannot be exceeded (KV blocks, places in a batch) at the target
-occupancy. Going up happens at once, as far as needed; going down one worker at a time, only after the need has stayed lower
-for `down_cooldown_s`, and only where one worker less would do with `hysteresis` to spare.
+utilisation, workers that keep the wait short, and workers for what cannot be exceeded (KV blocks, places in a batch) at the
+target occupancy. Going up happens at once, as far as needed; going down one worker at a time, only after the need has stayed
+lower for `down_cooldown_s`, and only where one worker less would do with `hysteresis` to spare.
 Controller and simulator call this same rule. Where demand comes from: placement/need.py.
 """
 

@@ -12,7 +12,7 @@ from shoal.errors import InvalidConfig
 from shoal.placement.autoscale import PoolDemand
 from shoal.placement.queueing import workers_for_wait
 from shoal.placement.service import ServiceModel
-from shoal.placement.tally import Sizes
+from shoal.placement.tally import NO_SIZES, Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class PrefillReadings:
     """Of all prefill workers that report."""
 
     arrivals_per_s: float = 0.0  # forecast for when a worker that is started now serves
-    prompts: Sizes = Sizes()  # lately: tokens to run
+    prompts: Sizes = NO_SIZES  # lately: tokens to run
     waiting_tokens: float = 0.0  # accepted and not run yet
     occupancy: float = 0.0  # of KV blocks, 0…1
 
@@ -45,8 +45,8 @@ class DecodeReadings:
     """Of all decode (or colocated) workers that report."""
 
     arrivals_per_s: float = 0.0
-    answers: Sizes = Sizes()  # lately: tokens sampled
-    prompts: Sizes = Sizes()  # lately: prefill tokens run here
+    answers: Sizes = NO_SIZES  # lately: tokens sampled
+    prompts: Sizes = NO_SIZES  # lately: prefill tokens run here
     num_waiting: float = 0.0  # requests that wait for blocks
     num_rows: float = 0.0  # requests that hold blocks, per worker
     max_rows: int = 1  # that one worker may run
@@ -54,6 +54,7 @@ class DecodeReadings:
     blocks_per_request: float = 0.0
     blocks_per_worker: float = 0.0
     mean_hold_s: float = 0.0
+    pairs_per_row: float = 0.0  # (token, layer) pairs of KV that a row reads
 
 
 def prefill_demand(readings: PrefillReadings, model: ServiceModel, targets: Targets) -> PoolDemand:
@@ -69,8 +70,8 @@ def prefill_demand(readings: PrefillReadings, model: ServiceModel, targets: Targ
 
 def decode_demand(readings: DecodeReadings, model: ServiceModel, targets: Targets) -> PoolDemand:
     """In workers."""
-    batch = largest_batch(model, targets.tpot_s, readings.max_rows)
-    token_s = model.step_s(batch) / batch
+    batch = largest_batch(model, targets.tpot_s, readings.max_rows, readings.pairs_per_row)
+    token_s = model.step_s(batch, readings.pairs_per_row) / batch
     answer_s = readings.answers.mean * token_s
     prompts_s = (
         0.0 if model.steps_hold_prompts else sum(share * model.prefill_s(size) for share, size in readings.prompts.parts())
@@ -85,10 +86,10 @@ def decode_demand(readings: DecodeReadings, model: ServiceModel, targets: Target
     )
 
 
-def largest_batch(model: ServiceModel, tpot_s: float, max_rows: int) -> int:
+def largest_batch(model: ServiceModel, tpot_s: float, max_rows: int, pairs_per_row: float) -> int:
     """The most rows whose step keeps TPOT: 1 where none does, `max_rows` where nothing is known."""
     low, high = 1, max(1, max_rows) + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if model.step_s(middle) <= tpot_s else (low, middle)
+        low, high = (middle, high) if model.step_s(middle, pairs_per_row) <= tpot_s else (low, middle)
     return low

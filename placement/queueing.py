@@ -1,8 +1,8 @@
 """How long a request waits in front of several equal workers, and how many workers keep that short. Pure arithmetic.
 
-M/G/n by Allen and Cunneen's approximation (Allen, Probability, Statistics and Queueing Theory, 1990): with load a = rate · E[S] an
-arrival waits with Erlang's probability C(n, a), and who waits does so for E[S]/(n − a) · (1 + CV²)/2 in the mean, here taken as
-exponential. The live balancer sends each request where the least is owed, which comes near one common queue.
+M/G/n by Allen and Cunneen's approximation (Allen, Probability, Statistics and Queueing Theory, 1990): with load a = rate · E[S]
+an arrival waits with Erlang's probability C(n, a), and who waits does so for E[S]/(n − a) · (1 + CV²)/2 in the mean, here taken
+as exponential. The live balancer sends each request where the least is owed, which comes near one common queue.
 """
 
 import math

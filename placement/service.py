@@ -1,6 +1,6 @@
 """How long a pool's workers take, as the predicted need asks for it. Knows seconds of steps; knows no model and no load.
 
-Two kinds answer: the simulator's cost model on a calibrated profile (`simulator/service.py`), and, where there is no profile, what the
+Two kinds answer: the simulator's cost model on a calibrated profile (`simulator/service.py`), and, where there is none, what the
 workers themselves report of their steps (`MeasuredService`).
 """
 
@@ -25,8 +25,8 @@ class ServiceModel(Protocol):
     def prefill_s(self, num_tokens: float) -> float:
         """Of one prompt of so many prefill tokens on a prefill worker, alone."""
 
-    def step_s(self, num_rows: int) -> float:
-        """Of one decode step of so many requests, with the KV that requests hold now."""
+    def step_s(self, num_rows: int, pairs_per_row: float = 0.0) -> float:
+        """Of one decode step of so many requests, each of which reads so many (token, layer) pairs of KV."""
 
 
 class MeasuredService:
@@ -57,7 +57,7 @@ class MeasuredService:
     def prefill_s(self, num_tokens: float) -> float:
         return num_tokens * self._token_s / self._tokens if self._tokens else 0.0
 
-    def step_s(self, num_rows: int) -> float:
+    def step_s(self, num_rows: int, pairs_per_row: float = 0.0) -> float:
         if not self._w:
             return 0.0
         x, y = self._x / self._w, self._y / self._w

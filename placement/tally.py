@@ -7,6 +7,7 @@ beside them that keeps a distribution within a factor of two in a few dozen numb
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 
 @dataclass(slots=True)
@@ -21,6 +22,17 @@ class SizeCounts:
         self.by_size += [0] * (bucket + 1 - len(self.by_size))
         self.by_size[bucket] += 1
         self.total += size
+
+    def since(self, before: "SizeCounts") -> "SizeCounts":
+        """What has come since an earlier state of these."""
+        padded = (*before.by_size, *[0] * (len(self.by_size) - len(before.by_size)))
+        return SizeCounts([now - then for now, then in zip(self.by_size, padded, strict=True)], self.total - before.total)
+
+    def plus(self, more: "SizeCounts") -> "SizeCounts":
+        """Both together."""
+        length = max(len(self.by_size), len(more.by_size))
+        counts = ((*each.by_size, *[0] * (length - len(each.by_size))) for each in (self, more))
+        return SizeCounts([a + b for a, b in zip(*counts, strict=True)], self.total + more.total)
 
 
 @dataclass(slots=True)
@@ -41,6 +53,34 @@ class Tally:
         self.step_s += seconds
         self.step_reqs += num_requests
         self.step_tokens += num_tokens
+
+    def since(self, before: "Tally") -> "Tally":
+        """What has been done since an earlier state of this one."""
+        return Tally(
+            self.num_arrived - before.num_arrived,
+            self.prompts.since(before.prompts),
+            self.answers.since(before.answers),
+            self.num_steps - before.num_steps,
+            self.step_s - before.step_s,
+            self.step_reqs - before.step_reqs,
+            self.step_tokens - before.step_tokens,
+        )
+
+    def plus(self, more: "Tally") -> "Tally":
+        """Both together, as of two workers."""
+        return Tally(
+            self.num_arrived + more.num_arrived,
+            self.prompts.plus(more.prompts),
+            self.answers.plus(more.answers),
+            self.num_steps + more.num_steps,
+            self.step_s + more.step_s,
+            self.step_reqs + more.step_reqs,
+            self.step_tokens + more.step_tokens,
+        )
+
+    def copy(self) -> "Tally":
+        """The state now."""
+        return self.plus(Tally())
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +110,12 @@ class Sizes:
 
     def quantile(self, share: float) -> float:
         """The size that so large a share does not exceed; 0 of none."""
-        reached, size = 0.0, 0.0
+        reached = largest = 0.0
         for part, size in self.parts():
-            reached += part
+            reached, largest = reached + part, size
             if reached >= share - 1e-9:
                 break
-        return size
+        return largest
 
     def plus(self, by_size: Sequence[float], total: float, kept: float = 1.0) -> "Sizes":
         """These, faded to the share `kept`, and some more."""
@@ -83,6 +123,9 @@ class Sizes:
         old = (*self.by_size, *[0.0] * (length - len(self.by_size)))
         new = (*by_size, *[0] * (length - len(by_size)))
         return Sizes(tuple(kept * a + b for a, b in zip(old, new, strict=True)), kept * self.total + total)
+
+
+NO_SIZES: Final = Sizes()
 
 
 def _middle(bucket: int) -> float:

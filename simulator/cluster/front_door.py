@@ -14,6 +14,7 @@ from shoal.errors import CapacityExceeded, InvalidRequest, Unavailable
 from shoal.placement.balance import WorkerLoadView, choose_pair, choose_worker
 from shoal.placement.cost import request_cost
 from shoal.placement.disaggregate import NEVER_LOCAL, DisaggregationRule, choose_prefill_site
+from shoal.placement.tally import Tally
 from shoal.simulator.cluster.decode_node import DecodeNode
 from shoal.simulator.cluster.events import Event
 from shoal.simulator.cluster.gate import Gate
@@ -47,7 +48,7 @@ class FrontDoor:
     decode: dict[str, DecodeNode] = field(default_factory=dict)
     ports: dict[str, Port] = field(default_factory=dict)
     _open: dict[str, dict[str, Job]] = field(default_factory=dict)  # by worker: what it owes
-    num_offered_prefill: int = 0  # token-layers of all arrivals so far
+    tallies: dict[str, Tally] = field(default_factory=lambda: {"prefill": Tally(), "decode": Tally()})  # as workers report them
     num_open: int = 0
     has_all: bool = False  # the last request has arrived
     _num_arrived: int = 0
@@ -194,6 +195,7 @@ class FrontDoor:
 
     def finished(self, job: Job, now: float) -> list[Event]:
         """The last token has come."""
+        self.tallies["decode"].answers.add(job.num_output_tokens)
         self._forget(job)
         self.ended(job, "")
         return []
@@ -228,11 +230,14 @@ class FrontDoor:
         cost = request_cost(self.shape, self.visibility, job.num_prompt_tokens, min(job.max_tokens, EXPECTED_TOKENS))
         assert job.decode is not None
         job.prefill_debt, job.decode_debt = cost.prefill.token_layers, cost.decode.token_layers
-        if not job.attempt:
-            self.num_offered_prefill += job.prefill_debt
+        is_here = job.prefill is None
+        self.tallies["decode"].num_arrived += 1
+        self.tallies["decode"].prompts.add(job.num_prefill_tokens if is_here else 0)
         if job.prefill is None:
             job.decode_debt += job.prefill_debt  # colocated: one worker owes both
         else:
+            self.tallies["prefill"].num_arrived += 1
+            self.tallies["prefill"].prompts.add(job.num_prefill_tokens)
             self._open.setdefault(job.prefill.name, {})[job.key] = job
         self._open.setdefault(job.decode.name, {})[job.key] = job
 

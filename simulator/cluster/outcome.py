@@ -198,3 +198,4 @@ class Outcome:
     num_preempted: int = 0  # times that a request gave its blocks up for others
     num_resumed: int = 0  # requests that finished on another worker than the one that died
     resized: tuple[Resized, ...] = ()  # by autoscaling
+    gpu_hours: float = 0.0  # of all workers, while they were there

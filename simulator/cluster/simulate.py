@@ -57,7 +57,7 @@ def simulate(
     workers = Workers(spec, door, Network(spec.fabric_bytes_per_s), gaps)
     workers.add_all()
     failures = Failures(spec.failures or FailureSpec(), door, seed)
-    scaler = Autoscaler(spec.autoscale or AutoscaleSpec(), workers, spec.slo.tpot_s)
+    scaler = Autoscaler(spec.autoscale or AutoscaleSpec(), workers, spec.slo)
     loop.add([*door.first(), *failures.first(), *(scaler.first() if spec.autoscale is not None else [])])
     gave_up = False
 
@@ -125,6 +125,7 @@ def _outcome(
         num_deaths=num_deaths,
         resized=resized,
         num_resumed=log.num_resumed,
+        gpu_hours=sum(workers.gpu_hours(seconds)),
         num_preempted=log.num_preempted,
     )
 

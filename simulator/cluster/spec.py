@@ -49,10 +49,13 @@ class AutoscaleSpec:
     decode: AutoscalePolicy | None = None
     interval_s: float = 5.0
     start_s: float = 30.0  # until a new worker serves
+    utilisation: float | None = None  # scale by this threshold instead of by predicted need: to compare
 
     def __post_init__(self) -> None:
         if not self.interval_s > 0 or self.start_s < 0:
             raise InvalidConfig("autoscaling needs an interval above 0 and a start time of 0 or more")
+        if self.utilisation is not None and not 0 < self.utilisation <= 1:
+            raise InvalidConfig(f"a threshold of utilisation lies in (0, 1], not {self.utilisation:g}")
 
 
 @dataclass(frozen=True, slots=True)

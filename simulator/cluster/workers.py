@@ -80,6 +80,11 @@ class Workers:
             per_hour = node.cost.machine.usd_per_hour
             yield None if per_hour is None else per_hour * node.life.seconds(end_s) / 3600
 
+    def gpu_hours(self, end_s: float) -> Iterator[float]:
+        """Of each worker by the end: from when it was ordered until it was given back."""
+        for node in self.nodes:
+            yield node.cost.machine.tensor_parallel * node.life.seconds(end_s) / 3600
+
     def _name(self, kind: str, index: int) -> str:
         number = self._made[kind, index] = self._made.get((kind, index), -1) + 1
         return f"{kind}-{index}-{number}"

@@ -96,7 +96,7 @@ class ScriptedActor:
     """Stands for an actor: a list of what its start tells, or the error it raises; it dies when told to."""
 
     def __init__(self, name: ActorName, tells: list[dict[str, Any]] | Exception) -> None:
-        self.name, self.tells = name, tells
+        self.name, self.tells, self.machine = name, tells, "here"
         self.died = asyncio.Event()
         self.calls: list[str] = []
 

@@ -28,7 +28,7 @@ class Actor:
     """Ready at once, or never; a drain takes a moment."""
 
     def __init__(self, name: ActorName, address: str, *, fails: bool) -> None:
-        self.name, self.address, self.fails = name, address, fails
+        self.name, self.address, self.fails, self.machine = name, address, fails, str(name.slot)
 
     async def start(self) -> AsyncIterator[dict[str, Any]]:
         if self.fails:

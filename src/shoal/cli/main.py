@@ -19,6 +19,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {  # name: (module:attribute, what
     "top": ("shoal.cli.top:top", "Show the pools live: what every worker holds, again and again."),
     "scale": ("shoal.cli.scale:scale", "Change how many workers a running cluster has."),
     "restart": ("shoal.cli.scale:restart", "Replace every worker of a running cluster, a few at a time."),
+    "autoscale": ("shoal.cli.autoscale:autoscale", "Show what autoscaling decided for each pool, and why."),
     "token": ("shoal.cli.token:token", "Make a token for a tenant."),
     "transfer-cost": ("shoal.cli.transfer_cost:transfer_cost", "What the handoff of a prompt costs under each visibility."),
     "calibrate": ("shoal.cli.calibrate:calibrate", "Measure running workers and fit a profile for planning to them."),

@@ -69,6 +69,10 @@ HELP: Final[dict[str, str]] = {
     "cluster_tls_cert": "Mutual TLS inside the cluster: a certificate (PEM) with the DNS name shoal-cluster.",
     "cluster_tls_key": "The key of --cluster-tls-cert.",
     "cluster_tls_ca": "The cluster's own CA (PEM): whatever it signs is a member.",
+    "autoscale_prefill": "Scale the prefill pool by predicted need between so many workers: MIN-MAX, as in 1-4.",
+    "autoscale_decode": "The same of the decode (or colocated) pool.",
+    "autoscale_nodes": "Who brings machines for it: fixed (nobody), ray (Ray's autoscaler), kuberay (a RayCluster is patched).",
+    "autoscale_dry_run": "Decide and tell (`shoal autoscale`), change nothing.",
     "chaos": "Permit fault injection through SHOAL_FAULTS (tests only).",
 }
 

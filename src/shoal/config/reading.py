@@ -1,5 +1,6 @@
 """From what people write, in YAML or flags, to values: sizes, lists, addresses, choices. Knows types; knows no setting."""
 
+import dataclasses
 import difflib
 import re
 from collections.abc import Iterator, Mapping
@@ -65,6 +66,17 @@ def convert(source: str, name: str, value: Any, default: Any) -> Any:
         kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}.get(type(default), "a text")
         raise InvalidConfig(f"{source}: {name} must be {kind}, not {value!r}")
     return value
+
+
+def read_section(source: str, name: str, values: Any, kind: type[Any], example: str) -> dict[str, Any]:
+    """The values of one section, a mapping for the dataclass `kind`, each of its field's type. Raises InvalidConfig."""
+    if not isinstance(values, Mapping):
+        raise InvalidConfig(f"{source}: {name} must be a mapping, as in '{name}: {{{example}}}'")
+    known = {item.name: item for item in dataclasses.fields(kind)}
+    for key in values:
+        if key not in known:
+            raise InvalidConfig(f"{source}: unknown key '{name}.{key}'; {nearest(str(key), known)}")
+    return {key: convert(source, f"{name}.{key}", value, known[key].default) for key, value in values.items()}
 
 
 def read_address(name: str, text: str) -> tuple[str, int]:

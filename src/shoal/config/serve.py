@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from shoal.config.autoscale import AutoscaleConfig, Bounds
 from shoal.config.cpus import parse_cpus
 from shoal.config.disaggregation import LOCAL_CACHED_SHARE, LOCAL_PREFILL_TOKENS, DisaggregationRule
 from shoal.config.logs import FORMATS, LEVELS
-from shoal.config.reading import check_choice, convert, named, nearest, read_address
+from shoal.config.reading import check_choice, convert, named, nearest, read_address, read_section
 from shoal.config.shadow import ShadowConfig
 from shoal.config.tls import ClusterConfig, TlsConfig
 from shoal.config.transfer import BACKENDS, TransferConfig
@@ -84,8 +85,13 @@ class ServeConfig:
     cluster_tls_cert: str = ""  # PEM files of every gRPC call between router, controller and workers
     cluster_tls_key: str = ""
     cluster_tls_ca: str = ""
+    autoscale_prefill: str = ""  # MIN-MAX workers that the pool scales between; "": it keeps its size
+    autoscale_decode: str = ""
+    autoscale_nodes: str = "fixed"  # who brings machines: nobody, Ray's own autoscaler, or we by way of a RayCluster
+    autoscale_dry_run: bool = False  # decide and tell, change nothing
     chaos: bool = False  # permits SHOAL_FAULTS in workers (tests only)
     transfer: TransferConfig = field(default_factory=TransferConfig)  # YAML only: a mapping; backend and host come from above
+    autoscale: AutoscaleConfig = field(default_factory=AutoscaleConfig)  # YAML only: a mapping
 
     def __post_init__(self) -> None:
         check_choice("dtype", self.dtype, tuple(DType))
@@ -118,6 +124,7 @@ class ServeConfig:
             raise InvalidConfig("keep_workers needs ray_address: workers of a local Ray end with it")
         for pool in Pool:
             self.cpus(pool)
+        self._check_autoscaling()
         self.listen_address, self.http_address, self.tls, self.cluster, self.shadow  # noqa: B018  (raise when they cannot be read)
         if self.controller_listen:
             read_address("controller_listen", self.controller_listen)
@@ -163,6 +170,19 @@ class ServeConfig:
         """Replays at full depth, and the band of quality."""
         return ShadowConfig.read(dataclasses.asdict(self))
 
+    def _check_autoscaling(self) -> None:
+        bounds = {pool: self.autoscale_bounds(pool) for pool in Pool}
+        self.autoscale.check_nodes(self.autoscale_nodes)
+        scales = any(bounds.values())
+        if not scales and (self.autoscale_dry_run or self.autoscale_nodes != "fixed"):
+            name = "autoscale_dry_run" if self.autoscale_dry_run else f"autoscale_nodes {self.autoscale_nodes}"
+            raise InvalidConfig(f"{name} has no effect: no pool scales; give autoscale_prefill or autoscale_decode, as in 1-4")
+        if self.colocated and bounds[Pool.PREFILL]:
+            raise InvalidConfig("colocated and autoscale_prefill contradict each other: there is no prefill pool; leave one out")
+        if self.autoscale_nodes != "fixed" and not (self.ray_address and self.pool_labels):
+            words = "needs ray_address and pool_labels: it brings nodes to that Ray"
+            raise InvalidConfig(f"autoscale_nodes {self.autoscale_nodes} {words}")
+
     @property
     def tls(self) -> TlsConfig:
         """Of both doors."""
@@ -196,6 +216,8 @@ class ServeConfig:
                 raise InvalidConfig(f"{source}: unknown key {str(key)!r}; {nearest(name, fields)}")
             if name == "transfer":
                 converted[name] = _transfer(source, value)
+            elif name == "autoscale":
+                converted[name] = AutoscaleConfig(**read_section(source, name, value, AutoscaleConfig, "interval_s: 5.0"))
             else:
                 converted[name] = convert(source, name, value, fields[name].default)
         if converted.get("colocated"):
@@ -263,6 +285,12 @@ class ServeConfig:
         """Those that have workers."""
         return tuple(pool for pool in Pool if self.num_workers(pool))
 
+    def autoscale_bounds(self, pool: Pool) -> Bounds | None:
+        """What a pool scales between; None when it keeps its size."""
+        name = f"autoscale_{pool}"
+        with named(name):
+            return Bounds.parse(getattr(self, name)) if getattr(self, name) else None
+
     def cpus(self, pool: Pool) -> tuple[int, ...]:
         """What the workers of a pool are kept to; empty: any CPU."""
         name = f"{pool}_cpus"
@@ -306,15 +334,8 @@ def _refuse_beside_colocated(source: str, given: Mapping[str, Any], fields: Mapp
 
 
 def _transfer(source: str, values: Any) -> TransferConfig:
-    if not isinstance(values, Mapping):
-        raise InvalidConfig(f"{source}: transfer must be a mapping, as in 'transfer: {{heartbeat_s: 1.0}}'")
+    config = TransferConfig(**read_section(source, "transfer", values, TransferConfig, "heartbeat_s: 1.0"))
     known = {item.name: item for item in dataclasses.fields(TransferConfig)}
-    for key in values:
-        if key not in known:
-            raise InvalidConfig(f"{source}: unknown key 'transfer.{key}'; {nearest(str(key), known)}")
-    config = TransferConfig(
-        **{key: convert(source, f"transfer.{key}", value, known[key].default) for key, value in values.items()}
-    )
     for key, owner in (("backend", "transfer_backend"), ("host", "worker_host")):
         if getattr(config, key) != known[key].default:
             raise InvalidConfig(f"{source}: transfer.{key} would have no effect here; set {owner}")

@@ -121,6 +121,8 @@ class HostedWorker:
             "ready": self._worker.describe().SerializeToString().hex(),
             "pid": os.getpid(),
             "host": process_host(),
+            "machine": os.environ.get("POD_NAME")
+            or socket.gethostname(),  # a pod's host name is its own, unless it shares its node's
             "config": self._config_text,
         }
         return json.dumps(ready)
