@@ -12,6 +12,7 @@ import pytest
 from shoal.cli.calibration_run import Plan, run
 from shoal.client import AsyncClient
 from shoal.config.worker import Pool
+from shoal.errors import InvalidConfig
 from shoal.model_files import open_model
 from shoal.placement import balance
 from shoal.placement.batching import Batcher, Chunk, TokenCursor
@@ -194,7 +195,13 @@ async def test_calibrate_measures_real_workers_and_replays_a_trace(tiny_model: P
             lambda _, allowed: Programme(allowed[:2], (16, 64, 900), (1, 2), (8, 64), 2, 8),
             64, 8, 64, None, None, model, requests, 2,
         )  # fmt: skip
-        result = await run(client, plan, NAMES, "tiny", "test", lambda what, done, total: told.append(what))
+        for last in (False, False, True):  # a model this small takes no longer than a busy machine's noise, and that is refused
+            try:
+                result = await run(client, plan, NAMES, "tiny", "test", lambda what, done, total: told.append(what))
+                break
+            except InvalidConfig as error:
+                if last or "quieter machine" not in str(error):
+                    raise
     assert len(result.measured.prefill) == 6 and len(result.measured.decode) == 4
     assert result.comparison is not None and len(result.comparison.runs) == 2
     assert result.comparison.simulated.wire_bytes == result.comparison.runs[0].wire_bytes  # the same requests, the same bytes
