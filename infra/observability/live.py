@@ -1,4 +1,4 @@
-"""`python -m infra.observability.live http://HOST:9090` asks a running Prometheus every panel and alert; says what finds nothing."""
+"""`python -m infra.observability.live http://HOST:9090` asks a Prometheus every panel and alert, and says what finds nothing."""
 
 import argparse
 import json
