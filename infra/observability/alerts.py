@@ -8,7 +8,8 @@ import yaml
 RUNBOOK: Final = "docs/troubleshooting.md"
 TTFT_SLO_S, TPOT_SLO_S = 2.5, 0.25  # bounds of buckets; change them here for an SLO of your own
 
-_REQUESTS = "shoal_router_requests_total"
+_REQUESTS, _FAILED = "shoal_router_requests_total", "shoal_transfer_failed_transfers_total"
+_FAULTS = '{reason!="Cancelled"}'  # without those of clients that left
 _OURS, _LATE = '{outcome=~"unavailable|internal|unknown"}', '{outcome="deadline_exceeded"}'
 
 
@@ -142,8 +143,7 @@ ALERTS: Final = (
     ),
     Alert(
         "ShoalTransfersFail",
-        f"{_sum('shoal_transfer_failed_transfers_total')} / ({_sum('shoal_transfer_failed_transfers_total')} + "
-        f"{_sum('shoal_transfer_finished_transfers_total')}) > 0.02",
+        f"{_sum(_FAILED, matchers=_FAULTS)} / ({_sum(_FAILED)} + {_sum('shoal_transfer_finished_transfers_total')}) > 0.02",
         "10m",
         "ticket",
         "{{ $value | humanizePercentage }} of transfers end without an acknowledgement",
@@ -212,6 +212,14 @@ ALERTS: Final = (
         "ticket",
         "Requests are served otherwise than asked: {{ $labels.where }}",
         "answers-carry-notices",
+    ),
+    Alert(
+        "ShoalQualityLeftBand",
+        "max by (visibility) (shoal_router_quality_gate_state) == 1",
+        "0m",
+        "ticket",
+        "{{ $labels.visibility }} is served at full depth: it agreed with full depth less than its band allows",
+        "quality-left-its-band",
     ),
     Alert(
         "ShoalVersionsDiffer",

@@ -195,6 +195,14 @@ _ERRORS: Final = Row(
         Panel("Lists of workers asked for again", "cps", per_second("shoal_router_reopened_endpoint_streams_total")),
     ),
 )
+_QUALITY: Final = Row(
+    "Quality",
+    (
+        Panel("Agreement with full depth", "percentunit", level("shoal_router_quality_agreement_ratio", "visibility", how="min")),
+        Panel("KL from full depth, nats per token", "short", level("shoal_router_quality_kl_nats", "visibility", how="max")),
+        Panel("Served at full depth instead (1)", "short", level("shoal_router_quality_gate_state", "visibility", how="max")),
+    ),
+)
 _VERSIONS: Final = Row(
     "What runs",
     (
@@ -202,4 +210,4 @@ _VERSIONS: Final = Row(
         Panel("Back ends", "short", (Query("count by (backend, reason) (shoal_engine_backend_info)"),), table=True, width=12),
     ),
 )
-_CHOSEN: Final = (_GLANCE, _FIRST_TOKEN, _TRANSFER, _KV, _POOLS, _QUEUE, _ERRORS, _VERSIONS)
+_CHOSEN: Final = (_GLANCE, _FIRST_TOKEN, _TRANSFER, _KV, _POOLS, _QUEUE, _ERRORS, _QUALITY, _VERSIONS)
