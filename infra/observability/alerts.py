@@ -214,6 +214,22 @@ ALERTS: Final = (
         "answers-carry-notices",
     ),
     Alert(
+        "ShoalScalingFails",
+        "sum by (pool, reason) (increase(shoal_controller_scaling_failed_transitions_total[15m])) > 2",
+        "0m",
+        "ticket",
+        "The {{ $labels.pool }} pool could not be brought to its size: {{ $labels.reason }}",
+        "scaling-does-not-follow",
+    ),
+    Alert(
+        "ShoalScalingAtItsBound",
+        "max by (pool) (shoal_controller_needed_workers) > on (pool) max by (pool) (shoal_controller_desired_workers)",
+        "15m",
+        "ticket",
+        "The {{ $labels.pool }} pool needs {{ $value | humanize }} workers, more than it may have",
+        "scaling-does-not-follow",
+    ),
+    Alert(
         "ShoalQualityLeftBand",
         "max by (visibility) (shoal_router_quality_gate_state) == 1",
         "0m",

@@ -25,19 +25,11 @@ _ON_PREFILL, _ON_DECODE = ("queue", "compute", "after_compute"), ("queue", "tran
 
 
 def rows(known: Mapping[str, Declared]) -> tuple[Row, ...]:
-    """Those below, the metrics of scaling as they are declared, and what no panel shows yet."""
-    chosen = (*_CHOSEN, _scaling(known.values()))
-    queries = [query for row in chosen for panel in row.panels for query in panel.queries]
+    """Those below, and what no panel of them shows."""
+    queries = [query for row in _CHOSEN for panel in row.panels for query in panel.queries]
     shown = {name for query in queries for name in metrics_in(query.expression, known)}
     rest = tuple(plain_panel(metric) for metric in known.values() if metric.name not in shown)
-    return (*chosen, Row("Everything else", rest, folded=True))
-
-
-def _scaling(metrics: Iterable[Declared]) -> Row:
-    wanted = level("shoal_controller_desired_workers", "pool", says="wanted", how="max")
-    ready = level("shoal_router_ready_workers", "pool", says="ready", how="max")
-    own = [plain_panel(metric) for metric in metrics if "scal" in metric.name]
-    return Row("Scaling", (Panel("Workers wanted and ready", "short", wanted + ready), *own))
+    return (*_CHOSEN, Row("Everything else", rest, folded=True))
 
 
 def _named(part: str, expression: str) -> Query:
@@ -195,6 +187,31 @@ _ERRORS: Final = Row(
         Panel("Lists of workers asked for again", "cps", per_second("shoal_router_reopened_endpoint_streams_total")),
     ),
 )
+_SCALING: Final = Row(
+    "Scaling",
+    (
+        Panel(
+            "Workers needed, wanted and ready",
+            "short",
+            level("shoal_controller_needed_workers", "pool", says="needed", how="max")
+            + level("shoal_controller_desired_workers", "pool", says="wanted", how="max")
+            + level("shoal_router_ready_workers", "pool", says="ready", how="max"),
+        ),
+        Panel("What the need comes from", "short", level("shoal_controller_needed_workers", "pool", "by", how="max")),
+        Panel("Forecast", "reqps", level("shoal_controller_forecast_requests", "pool", how="max")),
+        Panel(
+            "Predicted work over what the pool can do",
+            "percentunit",
+            level("shoal_controller_utilisation_ratio", "pool", how="max"),
+        ),
+        Panel("Decisions", "cps", per_second("shoal_controller_scaling_transitions_total", "pool", "decision")),
+        Panel(
+            "Decisions that could not be carried out",
+            "cps",
+            per_second("shoal_controller_scaling_failed_transitions_total", "pool", "reason"),
+        ),
+    ),
+)
 _QUALITY: Final = Row(
     "Quality",
     (
@@ -210,4 +227,4 @@ _VERSIONS: Final = Row(
         Panel("Back ends", "short", (Query("count by (backend, reason) (shoal_engine_backend_info)"),), table=True, width=12),
     ),
 )
-_CHOSEN: Final = (_GLANCE, _FIRST_TOKEN, _TRANSFER, _KV, _POOLS, _QUEUE, _ERRORS, _QUALITY, _VERSIONS)
+_CHOSEN: Final = (_GLANCE, _FIRST_TOKEN, _TRANSFER, _KV, _POOLS, _SCALING, _QUEUE, _ERRORS, _QUALITY, _VERSIONS)

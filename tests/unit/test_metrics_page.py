@@ -34,7 +34,9 @@ def value(name: str, **labels: str) -> float:
 
 def test_the_page_holds_what_is_declared_and_names_nothing_else() -> None:
     printed = declared()
-    assert PAGE.partition("<!-- declared -->\n")[2].partition("<!-- end -->")[0] == printed, "put the command's output there"
+    assert PAGE.partition("<!-- declared -->\n")[2].partition("<!-- end -->")[0] == printed, (
+        "put the command's output there, then run `python -m infra.observability`"
+    )
     names = set(re.findall(r"^\| `(shoal_\w+)`", printed, re.MULTILINE))
     assert len(names) > 60 and set(re.findall(r"\bshoal_\w+", PAGE)) - {"shoal_build"} <= names
 
