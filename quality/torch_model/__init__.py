@@ -22,7 +22,7 @@ prompt tokens are shallow and decode tokens deep. How to train with it:
 """
 
 from shoal.quality.torch_model.batch import IGNORED, Batch, Example, make_batch
-from shoal.quality.torch_model.decoder import Gates, LayerTrace, TorchDecoder
+from shoal.quality.torch_model.decoder import Gates, LayerTrace, Start, TorchDecoder
 from shoal.quality.torch_model.layer import Attention, DecoderLayer, Mlp, RmsNorm
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "LayerTrace",
     "Mlp",
     "RmsNorm",
+    "Start",
     "TorchDecoder",
     "make_batch",
 ]

@@ -32,6 +32,7 @@ class Gates:
 
     prefill: Tensor | None = None  # [B, L, 2]
     decode: Tensor | None = None  # [B, L, 2]
+    sight: Tensor | None = None  # [B, L]: between what decode tokens see (1) and only the first token and each other (0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,15 @@ class LayerTrace:
     decode_queries: Tensor  # [B, H, D, d], rotated
     keys: Tensor  # [B, KV, P' + D, d], rotated: of prefill tokens (or anchors), then of decode tokens
     seen: Tensor  # [B, 1, D, P' + D]: which keys each decode token sees
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a pass begins: what enters layer `layer`, from a pass that has run the layers below."""
+
+    layer: int
+    prefill: Tensor  # [B, P, h]
+    decode: Tensor  # [B, D, h]
 
 
 class _Body(nn.Module):
@@ -118,20 +128,26 @@ class TorchDecoder(nn.Module):
         prefill_layers: Sequence[DecoderLayer] | None = None,
         trace: Callable[[LayerTrace], None] | None = None,
         checkpoint: bool = False,
+        start: Start | None = None,
     ) -> Tensor:
         """Normed hidden states of the decode tokens, [B, D, h]: what `logits` takes. Rows of padding hold finite nonsense.
 
         `prefill_layers` runs prefill tokens through other modules than decode tokens (phase-aware quantisation). `trace` is
-        called after each layer. `checkpoint` keeps no activations inside layers and computes them again in backward.
+        called after each layer. `checkpoint` keeps no activations inside layers and computes them again in backward. `start`
+        goes on above layers that have been run; it may begin at K at the highest.
         """
         gates = gates or Gates()
         depth = batch.visibility.depth(self.num_layers)
         if depth > self.num_layers or batch.visibility.boundary_tokens is None:
             raise InternalError(f"visibility '{batch.visibility}' is not resolved for {self.num_layers} layers")
         views = Views(batch, self.inverse_frequencies, self.config.shape.windows)
-        prefill, decode = self.model.embed_tokens(batch.prefill_ids), self.model.embed_tokens(batch.decode_ids)
-        for index, layer in enumerate(self.model.layers):
-            assert isinstance(layer, DecoderLayer)
+        if start is None:
+            start = Start(0, self.model.embed_tokens(batch.prefill_ids), self.model.embed_tokens(batch.decode_ids))
+        if start.layer > depth:
+            raise InternalError(f"a pass that starts at layer {start.layer} cannot be shallow above layer {depth}")
+        prefill, decode = start.prefill, start.decode
+        for index in range(start.layer, self.num_layers):
+            layer = cast(DecoderLayer, self.model.layers[index])
             if index == depth and batch.visibility.kind is VisibilityKind.SPEED:
                 views = views.above(batch)
                 prefill = prefill[:, : views.num_prefill]
@@ -177,7 +193,12 @@ class _Step:
                 prefill_out = own.finish(prefill, attended, _gate(self.gates.prefill, self.index))
             k, v = torch.cat([prefill_k, k], dim=2), torch.cat([prefill_v, v], dim=2)
         mask = views.decode_mask(self.index)
-        decode_out = self.layer.finish(decode, attention.attend(q, k, v, mask), _gate(self.gates.decode, self.index))
+        attended = attention.attend(q, k, v, mask)
+        if (sight := _gate(self.gates.sight, self.index)) is not None:
+            blind = mask.clone()
+            blind[..., 1 : views.num_prefill] = False
+            attended = torch.lerp(attention.attend(q, k, v, blind), attended, sight[:, None, None])
+        decode_out = self.layer.finish(decode, attended, _gate(self.gates.decode, self.index))
         if self.trace is not None:
             shown = None if self.frozen or not views.num_prefill else prefill
             out = None if shown is None else prefill_out
