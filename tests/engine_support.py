@@ -22,6 +22,7 @@ torch.set_num_threads(1)
 WINDOW = 6
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"num_layers": 4},
+    "long": {"num_layers": 2, "max_context": 2048},
     "llama3-rope": {"llama3_rope": True, "rope_theta": 100.0},
     "mistral-window": {"architecture": "mistral", "sliding_window": WINDOW},
     "qwen2-bias-mixed-windows": {"architecture": "qwen2", "sliding_window": WINDOW, "num_global_layers": 2},

@@ -19,6 +19,7 @@ from shoal.visibility import Visibility, VisibilityKind
 
 TASKS: Final = ("perplexity", "curve", "baselines", "loops", "needle", "humaneval")
 _HARNESS: Final = "lm-eval:"
+_CALIBRATION: Final = "docstrings:argparse,asyncio,datetime,decimal,email,logging,unittest"
 
 
 @click.command(name="eval")
@@ -168,7 +169,7 @@ class _Tasks:
 def _calibration(data: str, files: Any, taken: dict[str, Any]) -> Callable[[], Any]:
     """What Wanda, SliceGPT and ShortGPT look at: docstrings, unless those are what is scored; then the topics."""
     room = quality_module("data")
-    source = "python-topics" if data.startswith("docstrings") else "docstrings"
+    source = "python-topics" if data.startswith("docstrings") else _CALIBRATION
     tokens = min(512, files.config.shape.max_context // 2)
     options = room.DataOptions(max_examples=8, prompt_tokens=tokens - 1, response_tokens=1, seed=taken["seed"])
     return lambda: room.load_data(source, files, options).examples
