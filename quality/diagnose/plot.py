@@ -17,9 +17,8 @@ def draw(diagnosis: Diagnosis, path: Path) -> None:
         )
         for name, colour, values in lines:
             errors = [value.layer_error for value in values]
-            importance.errorbar(
-                at, [value.layer for value in values], yerr=errors, label=name, color=colour, marker="o", ms=3, lw=1.2
-            )
+            shown = [value.layer or math.nan for value in values]  # the last layer's of prompts is 0: not on this axis
+            importance.errorbar(at, shown, yerr=errors, label=name, color=colour, marker="o", ms=3, lw=1.2)
         importance.plot(at, [layer.sight for layer in layers], label="sight of the prompt", color="tab:green", ls="--", lw=1.2)
         importance.set_yscale("log")
         importance.set_ylabel("loss increase, nats/token")
@@ -40,7 +39,9 @@ def draw(diagnosis: Diagnosis, path: Path) -> None:
         drift.set_title("Representation drift", fontsize=9)
         for own, colour in zip(diagnosis.recommendations, ("tab:blue", "tab:green"), strict=True):
             depths = range(1, len(own.predicted_costs) - 1)
-            cost.plot(depths, [own.predicted_costs[k] for k in depths], color=colour, lw=1.2, label=f"{own.kind}, predicted")
+            cost.plot(
+                depths, [own.predicted_costs[k] or math.nan for k in depths], color=colour, lw=1.2, label=f"{own.kind}, predicted"
+            )
             seen = sorted(own.measured_ratios)
             losses = [math.log(own.measured_ratios[k]) for k in seen]
             cost.plot(seen, losses, color=colour, ls="none", marker="s", ms=4, label=f"{own.kind}, measured")
