@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -94,6 +95,23 @@ def test_every_worker_has_a_row_and_every_pool_a_total() -> None:
 )  # fmt: skip
 def test_bars(used: int, total: int, shown: str) -> None:
     assert bar(used, total, 4) == shown
+
+
+def test_what_replays_say_of_visibilities_is_below() -> None:
+    info = shoal_pb2.GetServerInfoResponse()
+    info.quality.add(visibility="pop:20", state="served")
+    info.quality.add(visibility="speed:22", state="served", num_samples=60, agreement=0.9312, kl_nats=0.1)
+    info.quality.add(
+        visibility="speed:8", state="full", reason="kl", num_samples=7, agreement=0.5, kl_nats=2, num_replaced_requests=9
+    )
+    seen = PoolsFrame.read("host:1", info, [])
+    assert drawn(replace(seen, workers=frame().workers))[-3:] == [
+        "quality of pop:20: not measured yet",
+        "quality of speed:22: 93.1% of tokens agree with full depth, 0.100 nats (60 requests)",
+        "quality of speed:8: served as full (kl; 9 requests); since then 50.0% of tokens agree with full depth, "
+        "2.000 nats (7 requests)",
+    ]
+    assert seen.to_mapping()["quality"][2]["reason"] == "kl"
 
 
 async def test_one_look_plain_and_as_json(cluster: Cluster) -> None:

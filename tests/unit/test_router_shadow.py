@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
+from shoal.cli.commands import RouterPlace, router_arguments
 from shoal.config.router import RouterConfig
+from shoal.config.serve import ServeConfig
 from shoal.config.shadow import ShadowConfig
 from shoal.errors import InvalidConfig, InvalidRequest, Unavailable
 from shoal.pb.v1 import shoal_pb2
 from shoal.router import instruments
 from shoal.router.app import Router
+from shoal.router.main import command
 from shoal.router.shadow import MAX_ANSWER_TOKENS, MAX_HELD
 from shoal.visibility import Visibility
 from tests.fakes.cluster import Cluster, request
@@ -176,6 +179,20 @@ async def test_without_a_rate_nothing_is_kept_or_reported() -> None:
         await c.complete(request(max_tokens=2, visibility=POLICY))
         assert not c.router.service.server_info().quality and len(c.decode[0].seen) == 1
         assert "shadow requests" not in {task.get_name() for task in asyncio.all_tasks()}
+
+
+def test_serve_hands_its_settings_to_its_routers() -> None:
+    given = {
+        "shadow_rate": 0.25,
+        "shadow_max_kl": 0.5,
+        "shadow_window": 90,
+        "shadow_cool_down_s": 5,
+        "visibilities": "full,pop:2",
+    }
+    config = ServeConfig.from_mapping(given)
+    arguments = router_arguments(config, RouterPlace("router", "127.0.0.1:0", ""), "127.0.0.1:1")
+    read = ShadowConfig.read(command.make_context("router", arguments[2:]).params)
+    assert read == config.shadow == ShadowConfig(0.25, max_kl=0.5, window=90, cool_down_s=5.0)
 
 
 def test_a_router_without_full_or_without_anything_shallow_does_not_start() -> None:

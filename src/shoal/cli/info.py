@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.cli.failure import told_in_one_line
+from shoal.cli.pools_frame import QualityRow
+from shoal.cli.pools_table import quality_line
 from shoal.cli.server_options import Server, server_options
 
 _WIDTH_WHEN_PIPED: Final = 120
@@ -27,12 +29,13 @@ def info(server: Server) -> None:
         facts.add_row("visibilities", ", ".join(model.allowed_visibilities) + "  (the first is the default)")
         facts.add_row("boundary", f"at most {model.max_boundary_tokens} tokens")
         facts.add_row("server", f"shoal {told.version}, up {told.uptime_seconds:.0f} s, {told.active_requests} requests running")
+        qualities = [quality_line(QualityRow.read(quality)) for quality in told.quality]
         workers = Table("worker", "pool", "state", "address", "epoch", box=None)
         for worker in told.workers:
             pool = f"{worker.pool}, colocated" if worker.colocated else worker.pool
             workers.add_row(worker.worker_id, pool, worker.state, worker.address, str(worker.epoch))
         console = Console()
-        console.print(facts)
+        console.print(facts, *qualities, sep="\n")
         console.print(workers if told.workers else "no workers are known yet")
 
 

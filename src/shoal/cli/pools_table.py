@@ -39,10 +39,10 @@ def draw(frame: PoolsFrame) -> RenderableType:
         num = sum(row.pool == pool for row in frame.workers)
         if num > 1:
             table.add_row(Text(f"all {num} {pool}"), "", "", *_cells(total), style="bold")
-    return Group(head, table, *map(_quality, frame.quality))
+    return Group(head, table, *map(quality_line, frame.quality))
 
 
-def _quality(row: QualityRow) -> Text:
+def quality_line(row: QualityRow) -> Text:
     """One line about a shallow visibility."""
     found = "not measured yet"
     if row.num_samples:
@@ -50,7 +50,7 @@ def _quality(row: QualityRow) -> Text:
         found = f"{agrees} ({row.num_samples} requests)"
     if row.state == "served":
         return Text(f"quality of {row.visibility}: {found}")
-    why = f"served as full, {row.reason} left the band; {row.num_replaced_requests} requests so far; since then: "
+    why = f"served as full ({row.reason}; {row.num_replaced_requests} requests); since then "
     return Text(f"quality of {row.visibility}: {why}{found}", style="bold red")
 
 
