@@ -150,9 +150,8 @@ class Autoscaler:
 
     async def _settle(self) -> None:
         held = {pool: self._pools.held(pool) for pool in self._scaled}
-        wanted = {pool: self._pools.num_workers(pool) for pool in self._scaled}
         try:
-            await self._machines.settle(held, wanted)
+            await self._machines.settle(held)
         except ShoalError as error:
             for pool in self._scaled:
                 _FAILURES.labels(pool, "machines").inc()

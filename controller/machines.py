@@ -29,8 +29,8 @@ class Machines(Protocol):
     async def most(self, pool: Pool) -> int | None:
         """How many workers of a pool there may ever be, where somebody else bounds that too."""
 
-    async def settle(self, held: Mapping[Pool, Held], wanted: Mapping[Pool, int]) -> None:
-        """Have a machine for each wanted worker, and give back those that hold none. Called at every look."""
+    async def settle(self, held: Mapping[Pool, Held]) -> None:
+        """Have a machine for each worker, and give back those that hold none. Called at every look."""
 
 
 class FixedMachines:
@@ -41,7 +41,7 @@ class FixedMachines:
     async def most(self, pool: Pool) -> int | None:
         return None
 
-    async def settle(self, held: Mapping[Pool, Held], wanted: Mapping[Pool, int]) -> None:
+    async def settle(self, held: Mapping[Pool, Held]) -> None:
         """Nothing to do."""
 
 

@@ -9,7 +9,9 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -22,6 +24,7 @@ from shoal.controller.events import EventWriter
 from shoal.controller.guardian import guard
 from shoal.controller.ray_cluster import RayCluster
 from shoal.errors import InvalidConfig, ShoalError
+from shoal.launch.autoscaling import machines_of, service_of
 from shoal.rpc import Address, serve_metrics
 
 
@@ -74,10 +77,12 @@ class Places:
 def serve(config: ServeConfig, places: Places, events: EventWriter, *, watch_stdin: bool) -> None:
     """Run a controller until it is told to stop. Raises ShoalError when it cannot start or a pool cannot be filled."""
     metrics = serve_metrics(Address.parse(places.metrics_listen), config.cluster) if places.metrics_listen else None
+    machines, service = machines_of(config), service_of(config)
     events.emit("ray", message=f"joining {config.ray_address}" if config.ray_address else "starting")
     cluster = RayCluster.start(config.ray_address, config.ray_namespace, node_host=places.ray_node, wait_s=config.start_timeout_s)
     try:
-        asyncio.run(_run(config, cluster, places, events, watch_stdin=watch_stdin))
+        controller = partial(Controller, config, cluster, events, machines=machines, service=service)
+        asyncio.run(_run(controller, config, places, events, watch_stdin=watch_stdin))
     finally:
         for signum in (signal.SIGTERM, signal.SIGINT):  # the loop's handlers are gone; another order to stop changes nothing
             signal.signal(signum, signal.SIG_IGN)
@@ -86,8 +91,10 @@ def serve(config: ServeConfig, places: Places, events: EventWriter, *, watch_std
             metrics.close()
 
 
-async def _run(config: ServeConfig, cluster: RayCluster, places: Places, events: EventWriter, *, watch_stdin: bool) -> None:
-    controller = Controller(config, cluster, events)
+async def _run(
+    make: Callable[[], Controller], config: ServeConfig, places: Places, events: EventWriter, *, watch_stdin: bool
+) -> None:
+    controller = make()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
