@@ -81,7 +81,8 @@ class Autoscaler:
             node = self.workers.add_prefill(0, now) if pool == "prefill" else self.workers.add_decode(0, now)
             node.life.is_up = False
             events.append((now + self.spec.start_s, partial(_ready, node)))
-        for node in sorted(staying, key=lambda node: (node.life.is_up, self._held(node)))[: len(staying) - size]:
+        emptiest = sorted(staying, key=lambda node: (node.life.is_up, self._held(node)))
+        for node in emptiest[: max(0, len(staying) - size)]:
             node.life.is_draining = True
         if size != len(staying):
             self.resized.append(Resized(now, pool, size))
