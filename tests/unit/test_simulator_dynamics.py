@@ -93,6 +93,17 @@ def test_pools_follow_the_load_and_cost_less_than_the_peak() -> None:
     assert small.usd_per_hour < outcome.usd_per_hour < 0.8 * large.usd_per_hour
 
 
+@pytest.mark.parametrize("utilisation", [None, 0.7])
+def test_a_pool_that_grows_keeps_the_workers_it_has(utilisation: float | None) -> None:
+    spec = scaled(cluster())
+    assert spec.autoscale is not None
+    outcome = simulate(replace(spec, autoscale=replace(spec.autoscale, utilisation=utilisation)), iter(wave(300)))
+    for pool in ("prefill", "decode"):
+        sizes = [each.num_workers for each in outcome.resized if each.pool == pool]
+        assert all(a != b for a, b in pairwise(sizes)), f"{pool} was ordered the size it should have had already: {sizes}"
+    assert max(each.num_workers for each in outcome.resized) > 1 and outcome.gpu_hours > 0
+
+
 def test_the_scaling_rule_is_placements_own(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = wave(200)
     honest = simulate(scaled(cluster()), iter(requests))
@@ -115,6 +126,7 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         lambda: FailureSpec(restart_s=0),
         lambda: Failure(-1, "decode-0-0"),
         lambda: AutoscaleSpec(interval_s=0),
+        lambda: AutoscaleSpec(utilisation=1.5),
     ):
         with pytest.raises(InvalidConfig):
             make()
