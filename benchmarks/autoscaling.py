@@ -105,7 +105,7 @@ class Lab:
         asked = PrefillReadings(rate, Sizes(tuple(prompts.by_size), prompts.total))
 
         def size(demand: PoolDemand) -> int:
-            return min(self.most, need(self.policy(), demand, 1).num_workers)
+            return min(self.most, need(self.policy(), demand).num_workers)
 
         return size(prefill_demand(asked, service, targets)), size(decode_demand(told, service, targets))
 

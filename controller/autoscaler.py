@@ -194,7 +194,6 @@ class Autoscaler:
                 "batch": batch,
                 "batch_step_s": service.step_s(batch, readings.pairs_per_row),
                 "waiting": readings.num_waiting,
-                "room": demand.room,
             }
         return demand, {
             "arrivals_per_s": watch.history.forecast.now_per_s,
@@ -202,7 +201,8 @@ class Autoscaler:
             **own,
             "work": demand.offered_per_s,
             "backlog": demand.waiting,
-            "occupancy": demand.occupancy,
+            "full": readings.full,
+            "room": demand.room,
             "reporting": len(told),
         }
 

@@ -78,7 +78,7 @@ class PoolWatch:
             self.history.forecast.per_s(ahead_s),
             self.history.prompts,
             sum(load.outstanding_token_layers for load in loads) / depth,
-            _mean(load.num_used_blocks / load.num_total_blocks for load in loads if load.num_total_blocks),
+            sum(load.num_used_blocks / load.num_total_blocks for load in loads if load.num_total_blocks),
         )
 
     def decode(self, told: Sequence[Told], ahead_s: float, block_size: int) -> DecodeReadings:
@@ -91,9 +91,9 @@ class PoolWatch:
             answers=self.history.answers,
             prompts=self.history.prompts,
             num_waiting=sum(load.num_waiting_reqs for load in loads),
-            num_rows=_mean(load.num_running_reqs for load in loads),
+            num_rows=sum(load.num_running_reqs for load in loads),
             max_rows=min((load.max_reservations for load in loads), default=1),
-            occupancy=_mean(
+            full=sum(
                 max(load.num_used_blocks / max(1, load.num_total_blocks), load.num_reservations / load.max_reservations)
                 for load in loads
             ),

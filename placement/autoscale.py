@@ -58,8 +58,7 @@ class PoolDemand:
     offered_per_s: float  # work that arrives
     waiting: float  # work that waits to begin
     capacity_per_s: float  # work that one worker does
-    occupancy: float = 0.0  # mean share of the fullest resource of the workers there are, 0…1
-    room: float = 0.0  # predicted: so many workers would be full
+    room: float = 0.0  # so many workers are full, or would be, of their fullest resource
     num_for_wait: int = 1
 
 
@@ -105,22 +104,17 @@ class ScaleDecision:
         return self.need.num_workers
 
 
-def need(policy: AutoscalePolicy, demand: PoolDemand, num_workers: int) -> Need:
+def need(policy: AutoscalePolicy, demand: PoolDemand) -> Need:
     """Workers that meet every target."""
     work = demand.offered_per_s + demand.waiting / policy.drain_s
     by_work = math.ceil(work / (demand.capacity_per_s * policy.target_utilisation) - 1e-9) if demand.capacity_per_s > 0 else 1
-    by_room = math.ceil(max(num_workers * demand.occupancy, demand.room) / policy.target_occupancy - 1e-9)
+    by_room = math.ceil(demand.room / policy.target_occupancy - 1e-9)
     return Need(max(1, by_work), max(1, demand.num_for_wait), max(1, by_room))
-
-
-def num_needed(policy: AutoscalePolicy, demand: PoolDemand, num_workers: int) -> int:
-    """The largest of them."""
-    return need(policy, demand, num_workers).num_workers
 
 
 def scale(policy: AutoscalePolicy, demand: PoolDemand, num_workers: int, now_s: float, state: ScaleState) -> ScaleDecision:
     """The pool's size from now on. `num_workers` counts those that start as well; those that drain do not count."""
-    needed = need(policy, demand, num_workers)
+    needed = need(policy, demand)
     wanted = min(policy.max_workers, max(policy.min_workers, needed.num_workers))
     asked = () if needed.because is None else (needed.because,)
     bound = (Because.MAX,) if needed.num_workers > wanted else (Because.MIN,) if needed.num_workers < wanted else ()
@@ -146,4 +140,4 @@ def _would_do(policy: AutoscalePolicy, demand: PoolDemand, num_workers: int) -> 
     strict = replace(
         policy, target_utilisation=policy.target_utilisation * share, target_occupancy=policy.target_occupancy * share
     )
-    return need(strict, demand, num_workers).num_workers < num_workers
+    return need(strict, demand).num_workers < num_workers

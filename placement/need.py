@@ -2,8 +2,8 @@
 
 Work is counted in workers: seconds of work that arrive per second. A prompt costs what the model says of its length; a generated
 token costs step(B)/B, B being the largest batch that keeps TPOT. Beside work there is the wait (prefill: as many workers as keep
-the TTFT of the asked quantile, `queueing.py`) and room (decode: rows and KV blocks, those held now and, by Little's law, those
-that the forecast arrivals will hold).
+the TTFT of the asked quantile, `queueing.py`) and room (decode: rows and KV blocks, those held and waited for now and, by Little's
+law, those that the forecast arrivals will hold). What is held counts in workers' worth, so workers that start do not seem full.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class PrefillReadings:
     arrivals_per_s: float = 0.0  # forecast for when a worker that is started now serves
     prompts: Sizes = NO_SIZES  # lately: tokens to run
     waiting_tokens: float = 0.0  # accepted and not run yet
-    occupancy: float = 0.0  # of KV blocks, 0…1
+    full: float = 0.0  # KV blocks held, in workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class DecodeReadings:
     answers: Sizes = NO_SIZES  # lately: tokens sampled
     prompts: Sizes = NO_SIZES  # lately: prefill tokens run here
     num_waiting: float = 0.0  # requests that wait for blocks
-    num_rows: float = 0.0  # requests that hold blocks, per worker
+    num_rows: float = 0.0  # requests that run
     max_rows: int = 1  # that one worker may run
-    occupancy: float = 0.0  # of KV blocks
+    full: float = 0.0  # KV blocks, or places for requests, held, in workers
     blocks_per_request: float = 0.0
     blocks_per_worker: float = 0.0
     mean_hold_s: float = 0.0
@@ -65,7 +65,7 @@ def prefill_demand(readings: PrefillReadings, model: ServiceModel, targets: Targ
     waiting = readings.waiting_tokens / mean_tokens * mean_s if mean_tokens else 0.0
     left_s = targets.ttft_s - model.prefill_s(readings.prompts.quantile(targets.quantile)) - model.step_s(1)
     for_wait = workers_for_wait(readings.arrivals_per_s, services, targets.quantile, left_s) if left_s > 0 else 1
-    return PoolDemand(readings.arrivals_per_s * mean_s, waiting, 1.0, readings.occupancy, num_for_wait=for_wait)
+    return PoolDemand(readings.arrivals_per_s * mean_s, waiting, 1.0, readings.full, for_wait)
 
 
 def decode_demand(readings: DecodeReadings, model: ServiceModel, targets: Targets) -> PoolDemand:
@@ -76,13 +76,17 @@ def decode_demand(readings: DecodeReadings, model: ServiceModel, targets: Target
     prompts_s = (
         0.0 if model.steps_hold_prompts else sum(share * model.prefill_s(size) for share, size in readings.prompts.parts())
     )
-    held = readings.arrivals_per_s * readings.mean_hold_s * readings.blocks_per_request
+    share = (
+        readings.blocks_per_request / readings.blocks_per_worker if readings.blocks_per_worker else 0.0
+    )  # that a request takes
+    rows = (readings.num_rows + readings.num_waiting) / batch
+    now = readings.full + readings.num_waiting * max(share, 1 / readings.max_rows)
+    soon = readings.arrivals_per_s * readings.mean_hold_s * share
     return PoolDemand(
         readings.arrivals_per_s * (answer_s + prompts_s),
         readings.num_waiting * (answer_s + prompts_s),
         1.0,
-        min(1.0, max(readings.num_rows / batch, readings.occupancy)),
-        room=held / readings.blocks_per_worker if readings.blocks_per_worker else 0.0,
+        max(rows, now, soon),
     )
 
 

@@ -112,12 +112,11 @@ class Autoscaler:
         door, history = self.workers.door, self._histories["prefill"]
         nodes = [node for node in door.prefill.values() if node.life.is_ready]
         depth = next(iter(door.prefill.values())).cost.depth
-        occupancy = sum(node.holders.reserved_share for node in nodes) / len(nodes) if nodes else 0.0
         readings = PrefillReadings(
             history.forecast.per_s(self.spec.start_s),
             history.prompts,
             sum(map(door.prefill_owed, door.prefill)) / depth,
-            occupancy,
+            sum(node.holders.reserved_share for node in nodes),
         )
         return prefill_demand(readings, self._service, self._targets)
 
@@ -134,9 +133,9 @@ class Autoscaler:
             answers=history.answers,
             prompts=history.prompts,
             num_waiting=sum(node.holders.num_waiting for node in nodes),
-            num_rows=num_rows / len(nodes),
+            num_rows=num_rows,
             max_rows=min(node.holders.max_running for node in nodes),
-            occupancy=sum(node.holders.reserved_share for node in nodes) / len(nodes),
+            full=sum(max(node.holders.reserved_share, node.holders.num_holders / node.holders.max_running) for node in nodes),
             blocks_per_request=num_used / num_holders if num_holders else 0.0,
             blocks_per_worker=sum(node.holders.blocks.num_blocks for node in nodes) / len(nodes),
             mean_hold_s=sum(node.holders.mean_hold_s(now) for node in nodes) / len(nodes),

@@ -109,7 +109,7 @@ async def test_it_grows_by_rows_and_shrinks_when_they_are_gone() -> None:
         worker.report.load.num_reservations = worker.report.load.num_running_reqs = 4
         grown = await decided(scaler)
         assert (grown.decision, list(grown.because), pools.ordered) == ("grow", ["room"], [2])
-        assert grown.seen["rows"] == 4 and grown.seen["occupancy"] == 1 and grown.needed_for_room == 2
+        assert grown.seen["rows"] == 4 and grown.seen["full"] == 1 and grown.needed_for_room == 2
         worker.report.load.num_reservations = worker.report.load.num_running_reqs = 0
         shrunk = await decided(scaler)
         assert (shrunk.decision, shrunk.num_wanted, pools.ordered, machines.num_settled) == ("shrink", 1, [2, 1], 2)

@@ -134,7 +134,7 @@ def test_prefill_needs_workers_for_work_and_for_the_wait() -> None:
     hurried = prefill_demand(readings, Pace(), Targets(ttft_s=1.3))
     assert hurried.num_for_wait > 4
     hopeless = prefill_demand(readings, Pace(), Targets(ttft_s=0.5))  # the prompt alone takes longer: no number helps
-    assert hopeless.num_for_wait == 1 and need(AutoscalePolicy(), hopeless, 1).num_workers == 3
+    assert hopeless.num_for_wait == 1 and need(AutoscalePolicy(), hopeless).num_workers == 3
     backlog = prefill_demand(PrefillReadings(waiting_tokens=30_000, prompts=readings.prompts), Pace(), Targets())
     assert backlog.waiting == pytest.approx(30.0)
 
@@ -144,9 +144,11 @@ def test_decode_needs_workers_for_tokens_for_rows_and_for_blocks() -> None:
     assert largest_batch(Pace(), 0.05, 64, 0.0) == 30 and largest_batch(Pace(), 0.01, 64, 0.0) == 1
     assert largest_batch(Pace(), 0.05, 64, 1000.0) == 15
     found = decode_demand(readings, Pace(), Targets(tpot_s=0.05))
-    assert found.offered_per_s == pytest.approx(4 * 200 * 0.05 / 30) and found.occupancy == pytest.approx(5 / 30)
+    assert found.offered_per_s == pytest.approx(4 * 200 * 0.05 / 30) and found.room == pytest.approx(5 / 30)
     held = DecodeReadings(arrivals_per_s=4.0, mean_hold_s=10, blocks_per_request=50, blocks_per_worker=1000, max_rows=64)
     assert decode_demand(held, Pace(), Targets()).room == pytest.approx(2.0)
+    crowded = DecodeReadings(full=1.0, num_waiting=32, max_rows=64, blocks_per_request=50, blocks_per_worker=1000)
+    assert decode_demand(crowded, Pace(), Targets()).room == pytest.approx(1 + 32 * 0.05)  # who waits will hold blocks, too
     prompts = DecodeReadings(arrivals_per_s=1.0, answers=NO_SIZES, prompts=sizes(500, 500), max_rows=4)
     assert decode_demand(prompts, Pace(), Targets()).offered_per_s == pytest.approx(0.5)
     learned = MeasuredService()

@@ -14,7 +14,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def dynamics_options(command: Command) -> Command:
-    """--mtbf, --fail, --restart, --scale-prefill, --scale-decode, --scale-every, --scale-start, --scale-down-after."""
+    """--mtbf, --fail, --restart, and --scale-prefill, -decode, -every, -start, -down-after, -by-utilisation."""
     for option in reversed(
         (
             click.option("--mtbf", help="Workers die by chance: mean uptime of each, such as 6h."),
@@ -25,6 +25,9 @@ def dynamics_options(command: Command) -> Command:
             click.option("--scale-every", default="5s", show_default=True, help="How often pools are looked at."),
             click.option("--scale-start", default="30s", show_default=True, help="Until a new worker serves."),
             click.option("--scale-down-after", default="60s", show_default=True, help="How long the need must stay lower."),
+            click.option(
+                "--scale-by-utilisation", type=float, help="To compare: by a threshold of busy time, such as 0.7, as an HPA does."
+            ),
         )
     ):
         command = option(command)
@@ -48,9 +51,15 @@ def autoscale_of(flags: dict[str, Any]) -> AutoscaleSpec | None:
     down_after_s = parse_seconds(flags["scale_down_after"])
     prefill, decode = (_policy(name, flags[name], down_after_s) for name in ("scale_prefill", "scale_decode"))
     if prefill is None and decode is None:
+        if flags["scale_by_utilisation"] is not None:
+            raise InvalidConfig("--scale-by-utilisation needs bounds: add --scale-prefill or --scale-decode, as in 1-4")
         return None
     return AutoscaleSpec(
-        prefill, decode, parse_seconds(flags["scale_every"]), parse_seconds(flags["scale_start"], allow_zero=True)
+        prefill,
+        decode,
+        parse_seconds(flags["scale_every"]),
+        parse_seconds(flags["scale_start"], allow_zero=True),
+        flags["scale_by_utilisation"],
     )
 
 
