@@ -55,7 +55,7 @@ class DecisionBoard:
         self._watchers: set[asyncio.Queue[Decision]] = set()
 
     def put(self, decision: Decision) -> bool:
-        """Note a decision; whether it says anything else than the one before."""
+        """Note a decision; whether it does anything else than the one before."""
         before = self._latest.get(decision.pool)
         self._latest[decision.pool] = decision
         for watcher in self._watchers:
@@ -80,4 +80,4 @@ class DecisionBoard:
 
 
 def _gist(decision: Decision) -> tuple[object, ...]:
-    return decision.decision, decision.because, decision.num_workers, decision.num_wanted, decision.message
+    return decision.decision, decision.num_workers, decision.num_wanted, decision.message

@@ -2,8 +2,8 @@
 
 Work is counted in workers: seconds of work that arrive per second. A prompt costs what the model says of its length; a generated
 token costs step(B)/B, B being the largest batch that keeps TPOT. Beside work there is the wait (prefill: as many workers as keep
-the TTFT of the asked quantile, `queueing.py`) and room (decode: rows and KV blocks, those held and waited for now and, by Little's
-law, those that the forecast arrivals will hold). What is held counts in workers' worth, so workers that start do not seem full.
+the TTFT of the asked quantile, `queueing.py`) and room (decode: rows and KV blocks, those held and waited for now and, by
+Little's law, those that the forecast arrivals will hold). What is held counts in workers' worth, so workers that start do not seem full.
 """
 
 from dataclasses import dataclass

@@ -150,9 +150,9 @@ async def test_what_keeps_it_is_said() -> None:
         found = await decided(scaler)
         assert (found.decision, found.because[-1], found.message) == ("hold", "machines", "no more than 1 machines")
         machines.limit, machines.fails = None, True  # ordered all the same; machines are asked for at each look
-        assert (await decided(scaler)).decision == "grow" and pools.ordered == [2]
+        assert (await decided(scaler)).decision == "grow" and pools.ordered == [3]  # four run and four wait, of four each
         worker.report.load.num_reservations = 0
-        pools.num = 3  # somebody else's order: cool-downs begin anew, nothing is undone at once
+        pools.num = 4  # somebody else's order: cool-downs begin anew, nothing is undone at once
         before = scaler._scaled[Pool.DECODE].state
         await scaler.look()
         assert scaler._scaled[Pool.DECODE].state.last_up_s > before.last_up_s
@@ -165,7 +165,8 @@ async def test_without_machines_to_come_it_takes_what_room_there_is() -> None:
         pools.room = 1
         found = await decided(scaler)
         assert (found.decision, found.because[-1], found.message) == ("hold", "no_room", "2 do not fit")
-        pools.num, pools.room = 2, 3  # two full ones need three
+        pools.num, pools.room = 2, 3
+        worker.report.load.num_waiting_reqs = 8  # it is full, and as many wait as fill two more: four would be needed
         found = await decided(scaler)
         assert (found.decision, found.num_wanted) == ("grow", 3)
 
