@@ -3,7 +3,8 @@
 Work is counted in workers: seconds of work that arrive per second. A prompt costs what the model says of its length; a generated
 token costs step(B)/B, B being the largest batch that keeps TPOT. Beside work there is the wait (prefill: as many workers as keep
 the TTFT of the asked quantile, `queueing.py`) and room (decode: rows and KV blocks, those held and waited for now and, by
-Little's law, those that the forecast arrivals will hold). What is held counts in workers' worth, so workers that start do not seem full.
+Little's law, those that the forecast arrivals will hold). What is held counts in workers' worth, so that workers which start do
+not seem full.
 """
 
 from dataclasses import dataclass
@@ -76,9 +77,7 @@ def decode_demand(readings: DecodeReadings, model: ServiceModel, targets: Target
     prompts_s = (
         0.0 if model.steps_hold_prompts else sum(share * model.prefill_s(size) for share, size in readings.prompts.parts())
     )
-    share = (
-        readings.blocks_per_request / readings.blocks_per_worker if readings.blocks_per_worker else 0.0
-    )  # that a request takes
+    share = readings.blocks_per_request / readings.blocks_per_worker if readings.blocks_per_worker else 0.0
     rows = (readings.num_rows + readings.num_waiting) / batch
     now = readings.full + readings.num_waiting * max(share, 1 / readings.max_rows)
     soon = readings.arrivals_per_s * readings.mean_hold_s * share
