@@ -62,13 +62,27 @@ class Scorer:
         if not examples:
             raise InvalidConfig("there is no example to score")
         self._reference = reference
-        order = sorted(examples, key=lambda example: example.num_tokens)
+        self._order = sorted(range(len(examples)), key=lambda index: examples[index].num_tokens)
+        order = [examples[index] for index in self._order]
         self._batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
         self._counts = [len(example.response_ids) for example in order]
 
-    @torch.inference_mode()
     def score(self, subjects: Sequence[Subject], progress: Progress | None = None) -> list[Scores]:
         """The reference first, called "full", then the subjects in order. Raises InvalidConfig for scores that are not finite."""
+        sums = self._run(subjects, progress)
+        names = [("full", "full"), *((subject.name, str(subject.visibility.policy)) for subject in subjects)]
+        return [_summed(name, text, own, sums[0], self._counts) for (name, text), own in zip(names, sums, strict=True)]
+
+    def losses(self, subjects: Sequence[Subject], progress: Progress | None = None) -> list[list[float]]:
+        """−log-probability of each example's response, in the order of the examples: of the reference, then of the subjects."""
+        found = []
+        for own in self._run(subjects, progress):
+            by_place = dict(zip(self._order, own.nll, strict=True))
+            found.append([by_place[index] for index in range(len(self._order))])
+        return found
+
+    @torch.inference_mode()
+    def _run(self, subjects: Sequence[Subject], progress: Progress | None) -> list[_Sums]:
         whole = Visibility(VisibilityKind.FULL, boundary_tokens=1)
         sums = [_Sums() for _ in range(len(subjects) + 1)]
         done, total = 0, len(self._batches) * len(sums)
@@ -85,9 +99,7 @@ class Scorer:
                     progress(subject.name, done, total)
                 _add(own, self._logprobs(subject, examples, trunk), expected, labels, counts, subject.name)
                 done += 1
-        first = sums[0]
-        names = [("full", "full"), *((subject.name, str(subject.visibility.policy)) for subject in subjects)]
-        return [_summed(name, text, own, first, self._counts) for (name, text), own in zip(names, sums, strict=True)]
+        return sums
 
     def _logprobs(self, subject: Subject, examples: Sequence[Example], trunk: Trunk) -> Tensor:
         batch = make_batch(examples, subject.visibility)

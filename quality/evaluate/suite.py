@@ -1,6 +1,5 @@
 """The tasks of `shoal eval`, each over the same list of visibilities. Knows models and data; prints nothing."""
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from shoal.quality.baselines import (
     without_least_influential,
 )
 from shoal.quality.data import LoadedData, shipped_records
+from shoal.quality.evaluate.choices import is_right, load_questions, prompt
 from shoal.quality.evaluate.generation import engine_decoder, generate
 from shoal.quality.evaluate.humaneval import problems
 from shoal.quality.evaluate.loops import distinct_share, ends_in_loop
@@ -57,6 +57,17 @@ class CodeScore:
     visibility: str
     num_problems: int
     num_passed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceScore:
+    """Multiple-choice questions under one visibility."""
+
+    visibility: str
+    num_questions: int
+    num_right: int
+    num_as_full: int  # right or wrong as full depth is
+    error: float  # standard error of the share that is right
 
 
 class Suite:
@@ -152,6 +163,34 @@ class Suite:
             scores.append(CodeScore(text, len(tasks), sum(runs_well(program) for program in programs)))
         return scores
 
+    def choices(self, texts: Sequence[str], source: str, limit: int, num_shots: int) -> list[ChoiceScore]:
+        """Accuracy in OLMES's cloze form. `full` comes first."""
+        everyone, asked = load_questions(source), load_questions(source, limit)
+        encoder = PromptEncoder(self._tokenizer)
+        examples: list[Example] = []
+        for question in asked:
+            text = prompt(question, everyone, num_shots)
+            ids = encoder.encode_text(text).token_ids
+            examples += [Example(ids, encoder.encode_continuation(text, ids, f" {choice}")) for choice in question.choices]
+        longest = max(example.num_tokens for example in examples)
+        if longest > (most := self._files.config.shape.max_context):
+            raise InvalidConfig(f"a question of {longest} tokens exceeds the model's context of {most}; use fewer --shots")
+        others = [text for text in texts if text != "full"]
+        subjects = [Subject(text, self._model, self.resolve(text, 1)) for text in others]
+        losses = Scorer(self._model, examples, batch_size=4 * self._batch_size).losses(subjects, self._progress)
+        scores, reference = [], []
+        for text, own in zip(["full", *others], losses, strict=True):
+            right, start = [], 0
+            for question in asked:
+                right.append(is_right(question, own[start : start + len(question.choices)]))
+                start += len(question.choices)
+            reference = reference or right
+            share = sum(right) / len(right)
+            same = sum(a == b for a, b in zip(right, reference, strict=True))
+            error = (share * (1 - share) / len(right)) ** 0.5
+            scores.append(ChoiceScore(text, len(asked), sum(right), same, error))
+        return scores
+
     def _answers(
         self, text: str, prompts: Sequence[tuple[int, ...]], max_tokens: int, what: str, boundary_tokens: int
     ) -> list[tuple[int, ...]]:
@@ -162,11 +201,6 @@ class Suite:
 
     def _score(self, subjects: Sequence[Subject]) -> list[Scores]:
         return Scorer(self._model, self._data.examples, batch_size=self._batch_size).score(subjects, self._progress)
-
-
-def sample(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
-    """Some of the examples, in an order that the seed fixes."""
-    return random.Random(seed).sample(list(examples), min(count, len(examples)))
 
 
 def _ranges(layers: Sequence[int]) -> str:

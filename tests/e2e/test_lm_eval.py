@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from shoal.cli.main import cli
 from shoal.client import AsyncClient
 from shoal.errors import InvalidConfig, InvalidRequest
 from tests.e2e.served import Served, served
@@ -141,3 +143,22 @@ async def test_arguments_that_mean_nothing_are_refused(cluster: Served, tasks: P
         await evaluate(tasks, ["shoal_tiny_generate"], "shoal", {"address": cluster.address}, gen_kwargs={"num_beams": 4})
     with pytest.raises(InvalidRequest, match="not allowed here"):
         await evaluate(tasks, ["shoal_tiny_choice"], "shoal", {"address": cluster.address, "visibility": "pop:1"})
+
+
+async def test_shoal_eval_runs_tasks_through_score(cluster: Served, tasks: Path, tmp_path: Path) -> None:
+    """`shoal eval --tasks lm-eval:…` says what lm-eval says, for each visibility, and names what it cannot run."""
+    names, address = "lm-eval:shoal_tiny_choice,lm-eval:shoal_tiny_rolling", cluster.address
+    flags = ["eval", "--tasks", names, "-v", "pop:2", "--server", address, "--lm-eval-include", str(tasks)]
+    done = await asyncio.to_thread(CliRunner().invoke, cli, [*flags, "--json", str(tmp_path / "found.json")])
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "found.json").read_text())["lm-eval"]
+    rows = {(row["task"], row["visibility"], row["metric"]): row["value"] for row in found}
+    by = {text: rows["shoal_tiny_rolling", text, "word_perplexity"] for text in ("full", "pop:2")}
+    assert by["full"] != by["pop:2"]
+    ours = await evaluate(tasks, ["shoal_tiny_choice"], "shoal", {"address": address, "visibility": "full"})
+    right = [
+        max(range(2), key=lambda i: own[i][0]) == doc["answer"] for own, doc in zip(ours["shoal_tiny_choice"], DOCS, strict=True)
+    ]
+    assert rows["shoal_tiny_choice", "full", "acc"] == pytest.approx(sum(right) / len(right))
+    done = await asyncio.to_thread(CliRunner().invoke, cli, ["eval", "--tasks", "lm-eval:poetry", "--server", address])
+    assert done.exit_code == 2 and "no task 'poetry'" in done.output

@@ -12,6 +12,7 @@ from shoal.cli.main import cli
 from shoal.errors import InvalidConfig
 from shoal.model_files import load_tokenizer
 from shoal.quality.data import shipped_records
+from shoal.quality.evaluate.choices import is_right, load_questions, prompt
 from shoal.quality.evaluate.curves import curves, needed
 from shoal.quality.evaluate.generation import engine_decoder, generate
 from shoal.quality.evaluate.loops import distinct_share, ends_in_loop
@@ -94,6 +95,26 @@ def test_needles_lie_where_they_are_asked_for() -> None:
         assert is_found(needle, f"It is {needle.answer}.") and not is_found(needle, "It is 12.")
     with pytest.raises(InvalidConfig, match="no room"):
         make_needles(shipped_records("python-topics"), tokenizer, [40], [0.5])
+
+
+def test_choices_are_scored_by_length_after_examples_of_their_group(tmp_path: Path) -> None:
+    lines = [
+        {"question": f"Q{index}?", "choices": ["no", "yes indeed"], "answer": index % 2, "group": "ab"[index // 3]}
+        for index in range(5)
+    ]
+    path = tmp_path / "questions.jsonl"
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    asked = load_questions(str(path))
+    assert [question.text for question in asked] == ["Q0?", "Q3?", "Q1?", "Q4?", "Q2?"], "groups in turn"
+    assert prompt(asked[0], asked, 1) == "Question: Q1?\nAnswer: yes indeed\n\nQuestion: Q0?\nAnswer:"
+    assert is_right(asked[0], [1.0, 6.0]) and not is_right(asked[0], [1.0, 4.0]), "by characters: 2 and 10"
+    flags = "--tasks choices -v speed:2 --examples 1 --prompt-tokens 8 --threads 1 --shots 1 --questions"
+    done = CliRunner().invoke(cli, ["eval", str(support.model_files().path), *flags.split(), str(path)])
+    assert done.exit_code == 0 and "as full depth" in done.output, done.output
+    for line, words in (("{}", "cannot be read"), (json.dumps(lines[0] | {"answer": 5}), "0…1"), ("", "holds no line")):
+        path.write_text(line)
+        with pytest.raises(InvalidConfig, match=words):
+            load_questions(str(path))
 
 
 def test_curves_name_what_is_scored() -> None:

@@ -17,7 +17,7 @@ from shoal.errors import InvalidConfig
 from shoal.model_files import DEFAULT_MODEL
 from shoal.visibility import Visibility, VisibilityKind
 
-TASKS: Final = ("perplexity", "curve", "baselines", "loops", "needle", "humaneval")
+TASKS: Final = ("perplexity", "curve", "baselines", "loops", "needle", "choices", "humaneval")
 _HARNESS: Final = "lm-eval:"
 _CALIBRATION: Final = "docstrings:argparse,asyncio,datetime,decimal,email,logging,unittest"
 
@@ -43,12 +43,22 @@ _CALIBRATION: Final = "docstrings:argparse,asyncio,datetime,decimal,email,loggin
 @click.option("--needle-lengths", default="256,512,1024", show_default=True, metavar="NUMBERS", help="Tokens of a prompt.")
 @click.option("--needle-depths", default="0,0.25,0.5,0.75,1", show_default=True, metavar="NUMBERS", help="0 is the beginning.")
 @click.option("--needles", "per_cell", type=int, default=2, show_default=True, help="Prompts for each length and depth.")
+@click.option(
+    "--questions",
+    default="mmlu-dev",
+    show_default=True,
+    metavar="FILE|mmlu-dev",
+    help="choices: a .jsonl file, or MMLU's 273 development questions out of lm-eval's package.",
+)
+@click.option("--num-questions", type=int, default=273, show_default=True, help="choices: the first so many.")
 @click.option("--problems", type=int, default=164, show_default=True, help="humaneval: the first so many.")
 @click.option("--run-code", is_flag=True, help="humaneval: yes, run what the model writes, in a process with limits.")
 @click.option("--server", metavar="HOST:PORT", help="lm-eval: a running server, which scores.")
 @click.option("--lm-eval-include", metavar="FOLDER", help="lm-eval: where more tasks are described.")
 @click.option("--limit", type=int, metavar="N", help="lm-eval: examples of a task.")
-@click.option("--shots", type=int, metavar="N", help="lm-eval: examples before each question. Default: the task's.")
+@click.option(
+    "--shots", type=int, metavar="N", help="Examples before each question. Default: lm-eval: the task's; choices: none."
+)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Write every figure.")
 @click.option("--plot", "plot_path", type=click.Path(path_type=Path), metavar="FILE", help="Draw the curve: .png, .svg or .pdf.")
 def evaluate(
@@ -138,6 +148,8 @@ class _Tasks:
                 lengths = [int(value) for value in _numbers("--needle-lengths", options["needle_lengths"])]
                 depths = _numbers("--needle-depths", options["needle_depths"])
                 return suite.needles(texts, lengths, depths, options["per_cell"], options["seed"])
+            case "choices":
+                return suite.choices(texts, options["questions"], options["num_questions"], options["shots"] or 0)
         return suite.humaneval(texts, options["problems"])
 
     def _curve(self) -> Any:
@@ -186,7 +198,7 @@ def _check(names: list[str], options: dict[str, Any], batch_size: int) -> None:
         raise InvalidConfig("humaneval runs programs that the model writes, in a process with limits; allow it by --run-code")
     if any(name.startswith(_HARNESS) for name in names) and not options["server"]:
         raise InvalidConfig("lm-eval tasks are scored by a server; start one with `shoal serve` and give --server HOST:PORT")
-    for name, least in (("answers", 1), ("max_tokens", 1), ("per_cell", 1), ("problems", 1)):
+    for name, least in (("answers", 1), ("max_tokens", 1), ("per_cell", 1), ("problems", 1), ("num_questions", 1)):
         if options[name] < least:
             raise InvalidConfig(f"--{name.replace('_', '-')} must be at least {least}")
     if batch_size < 1:
@@ -209,6 +221,6 @@ def _print(found: dict[str, Any]) -> None:
     for name in ("perplexity", "curve", "baselines"):
         if name in found:
             print_scores(name, found["data"], found[name])
-    print_rates(found.get("loops", ()), found.get("humaneval", ()))
+    print_rates(found.get("loops", ()), found.get("choices", ()), found.get("humaneval", ()))
     print_needles(found.get("needle", ()))
     print_harness(found.get("lm-eval", ()))

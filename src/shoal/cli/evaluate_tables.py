@@ -24,13 +24,20 @@ def print_scores(task: str, data: str, scores: Sequence[Any]) -> None:
     _show(table)
 
 
-def print_rates(loops: Sequence[Any], code: Sequence[Any]) -> None:
-    """Loop rates, and HumanEval."""
+def print_rates(loops: Sequence[Any], choices: Sequence[Any], code: Sequence[Any]) -> None:
+    """Loop rates, multiple choice and HumanEval."""
     if loops:
         table = _table("loops: greedy answers", "", "answers", "end in a loop", "distinct 4-grams", "tokens, mean")
         for own in loops:
             rate = f"{own.num_looping} = {own.num_looping / own.num_answers:.0%}"
             table.add_row(own.visibility, str(own.num_answers), rate, f"{own.distinct:.1%}", f"{own.mean_tokens:.0f}")
+        _show(table)
+    if choices:
+        table = _table("choices: the answer of least loss a character", "", "questions", "right", "±", "as full depth")
+        for own in choices:
+            count = own.num_questions
+            cells = (f"{own.num_right} = {own.num_right / count:.1%}", f"{own.error:.1%}", f"{own.num_as_full / count:.1%}")
+            table.add_row(own.visibility, str(count), *cells)
         _show(table)
     if code:
         table = _table("humaneval: greedy, one attempt", "", "problems", "passed")
