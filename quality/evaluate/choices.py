@@ -1,7 +1,7 @@
 """Multiple-choice questions in OLMES's cloze form: each answer's text is scored after the question, by length. Knows no model.
 
 OLMES (arXiv 2406.08446): "Question: …\\nAnswer:" and " answer", log-probability divided by the answer's characters, examples
-before the question. Questions: a user's JSONL, or MMLU's development questions, which lm-eval's package carries for its own prompts.
+before the question. Questions: a user's JSONL, or MMLU's development questions, out of lm-eval's package.
 """
 
 import json

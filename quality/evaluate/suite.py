@@ -178,7 +178,8 @@ class Suite:
         others = [text for text in texts if text != "full"]
         subjects = [Subject(text, self._model, self.resolve(text, 1)) for text in others]
         losses = Scorer(self._model, examples, batch_size=4 * self._batch_size).losses(subjects, self._progress)
-        scores, reference = [], []
+        scores: list[ChoiceScore] = []
+        reference: list[bool] = []
         for text, own in zip(["full", *others], losses, strict=True):
             right, start = [], 0
             for question in asked:

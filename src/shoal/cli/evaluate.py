@@ -48,17 +48,15 @@ _CALIBRATION: Final = "docstrings:argparse,asyncio,datetime,decimal,email,loggin
     default="mmlu-dev",
     show_default=True,
     metavar="FILE|mmlu-dev",
-    help="choices: a .jsonl file, or MMLU's 273 development questions out of lm-eval's package.",
+    help="choices: a .jsonl file, or MMLU's development questions out of lm-eval's package.",
 )
-@click.option("--num-questions", type=int, default=273, show_default=True, help="choices: the first so many.")
+@click.option("--num-questions", type=int, default=281, show_default=True, help="choices: the first so many.")
 @click.option("--problems", type=int, default=164, show_default=True, help="humaneval: the first so many.")
 @click.option("--run-code", is_flag=True, help="humaneval: yes, run what the model writes, in a process with limits.")
 @click.option("--server", metavar="HOST:PORT", help="lm-eval: a running server, which scores.")
 @click.option("--lm-eval-include", metavar="FOLDER", help="lm-eval: where more tasks are described.")
 @click.option("--limit", type=int, metavar="N", help="lm-eval: examples of a task.")
-@click.option(
-    "--shots", type=int, metavar="N", help="Examples before each question. Default: lm-eval: the task's; choices: none."
-)
+@click.option("--shots", type=int, metavar="N", help="Examples before each question. Default: the lm-eval task's; choices: none.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Write every figure.")
 @click.option("--plot", "plot_path", type=click.Path(path_type=Path), metavar="FILE", help="Draw the curve: .png, .svg or .pdf.")
 def evaluate(
