@@ -29,7 +29,7 @@ def figure(path: Path, *, num_panels: int, width: float = 11.0, height: float = 
     from matplotlib import pyplot
 
     matplotlib.use("agg")
-    matplotlib.rcParams["svg.hashsalt"] = "shoal"
+    matplotlib.rcParams |= {"svg.hashsalt": "shoal", "svg.fonttype": "none"}  # text stays text: small files
     rows = -(-num_panels // columns)
     made, axes = pyplot.subplots(rows, columns, figsize=(width, height * rows), squeeze=False)
     flat = list(axes.flat)
