@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks.netns import CannotShape, Net, missing
 from benchmarks.two_nodes import PLACES, two_nodes
@@ -142,7 +143,9 @@ async def trial_run(net: Net, options: argparse.Namespace, log: Path) -> str:
     model = spec_of(options.model, options.dtype)
     shown = tuple(Visibility.parse(text).resolve(model.shape.num_layers, 1) for text in options.visibilities.split(","))
     trial = Trial((OPEN, *options.links.split(",")), tuple(map(int, options.lengths.split(","))), shown, options.repeats)
-    changes = {"dtype": options.dtype, "token_budget": CHUNK, "prefix_cache": False, "local_prefill_tokens": 0}
+    changes: dict[str, Any] = {"dtype": options.dtype, "token_budget": CHUNK, "prefix_cache": False, "local_prefill_tokens": 0}
+    if options.entry_tokens:
+        changes["transfer"] = {"max_entry_tokens": options.entry_tokens}
     cpus = {"prefill_cpus": "0", "decode_cpus": "1"} if options.pin else {}
     texts = options.visibilities.split(",")
     async with two_nodes(net, options.model, texts, log, **changes, **cpus) as address, AsyncClient(address) as client:
@@ -192,6 +195,7 @@ def main() -> None:
     parser.add_argument("--lengths", default="512,2048")
     parser.add_argument("--links", default="100Mb/s,1gbe,10gbe", help="rates for tc, beside the link as it is")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--entry-tokens", type=int, help="tokens of one message at most; default: as `shoal serve`")
     parser.add_argument("--pin", action=argparse.BooleanOptionalAction, default=True, help="prefill on CPU 0, decode on CPU 1")
     parser.add_argument("--check", action="store_true", help="one request only, as JSON")
     parser.add_argument("--log", type=Path, default=Path("namespaces.log"), help="what the processes say")

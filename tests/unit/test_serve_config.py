@@ -279,3 +279,9 @@ def test_workers_may_bind_to_the_node_they_are_placed_on() -> None:
     placed = config.worker(Pool.DECODE).placed_at("10.0.0.7")
     assert (placed.host, placed.transfer.host) == ("10.0.0.7", "10.0.0.7")
     assert config.worker(Pool.DECODE).host == "node" and placed.placed_at("10.0.0.9") is placed
+
+
+def test_no_message_of_kv_waits_for_a_second_prefill_step() -> None:
+    for budget, given, entry_tokens in ((512, {}, 512), (8192, {}, 2048), (512, {"max_entry_tokens": 100}, 100)):
+        config = ServeConfig.from_mapping({"token_budget": budget, "transfer": given})
+        assert {config.worker(pool).transfer.max_entry_tokens for pool in Pool} == {entry_tokens}

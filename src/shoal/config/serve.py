@@ -297,6 +297,11 @@ class ServeConfig:
         with named(name):
             return parse_cpus(getattr(self, name))
 
+    def _transfer_of_workers(self) -> TransferConfig:
+        """No message spans more tokens than one prefill step: it would leave with its last step, and nothing before."""
+        entry_tokens = min(self.transfer.max_entry_tokens, self.token_budget)
+        return replace(self.transfer, backend=self.transfer_backend, host=self.worker_host, max_entry_tokens=entry_tokens)
+
     def worker(self, pool: Pool, worker_id: str = "", epoch: int = 0) -> WorkerConfig:
         """What one worker of a pool is told. Raises InvalidConfig."""
         return WorkerConfig(
@@ -320,7 +325,7 @@ class ServeConfig:
             host=self.worker_host,
             port=self.worker_port,
             cluster=self.cluster,
-            transfer=replace(self.transfer, backend=self.transfer_backend, host=self.worker_host),
+            transfer=self._transfer_of_workers(),
             chaos=self.chaos,
         )
 

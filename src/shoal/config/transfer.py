@@ -25,7 +25,7 @@ class TransferConfig:
     host: str = "127.0.0.1"  # the interface that Gloo binds to
     backend: str = "gloo"
     max_entry_bytes: int = 8 << 20
-    max_entry_tokens: int = 2048
+    max_entry_tokens: int = 2048  # `shoal serve` takes no more than its token_budget, so that each chunk's KV leaves with it
     num_staging_buffers: int = 8  # per worker, each of max_entry_bytes at most
     max_receives_in_flight: int = 4  # per pair; 1 on NCCL
     max_pairs: int = 64
