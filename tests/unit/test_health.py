@@ -34,6 +34,7 @@ async def test_health_alone_has_a_port_without_tls_and_follows(tmp_path: Path) -
         await server.start(LOOPBACK)
         probes = str(await server.start_health(LOOPBACK))
         assert await ask("-a", probes) == (3, f"error: {probes} is NOT_SERVING")
+        assert await ask("-a", probes, "--service", "shoal.live") == (0, "SERVING")
         await server.set_serving(True)
         assert await ask("-a", probes) == (0, "SERVING")
         async with open_channel(probes) as channel:

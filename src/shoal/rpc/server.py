@@ -19,6 +19,8 @@ from shoal.rpc.address import Address
 from shoal.rpc.channel import MAX_MESSAGE_BYTES
 from shoal.rpc.interceptors import ErrorInterceptor
 
+LIVE: Final = "shoal.live"  # a name for health checks alone: no service
+
 SERVER_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -55,12 +57,14 @@ class RpcServer:
     async def start_health(self, address: Address, *, allow_wildcard: bool = False) -> Address:
         """The same health on a port of its own that has nothing else and never TLS: probes of orchestrators speak none.
 
+        It also answers for LIVE, which is SERVING as long as the process moves, whatever it waits for, until it drains.
         Call after `start`; it ends with it. Returns the bound address. Raises InvalidConfig as `start` does.
         """
         self._probes = grpc.aio.server(options=SERVER_OPTIONS)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probes)
         bound = _bind(self._probes, address, None, allow_wildcard)
         await self._probes.start()
+        await self._health.set(LIVE, health_pb2.HealthCheckResponse.SERVING)
         return bound
 
     async def start(self, address: Address, *, allow_wildcard: bool = False) -> Address:
