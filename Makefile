@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz check format proto proto-check bench validate chaos soak clean
+.PHONY: help demo test fuzz check format proto proto-check bench validate chaos soak infra-check infra-render clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,7 +24,7 @@ demo: $(STAMP) ## Start a local cluster and stream answers under full, speed and
 	$(BIN)/shoal demo
 
 test: $(STAMP) ## Run every test that needs no GPU
-	$(BIN)/python -m pytest -m "not gpu" --ignore tests/e2e -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not gpu" --ignore tests/e2e --ignore tests/infra -n 2 --dist loadfile
 	$(BIN)/python -m pytest -m "not gpu" tests/e2e
 
 fuzz: $(STAMP) ## A million hostile inputs on every parser (INPUTS=n, SEED=n)
@@ -70,5 +70,19 @@ chaos: $(STAMP) ## Hurt a cluster in every way, about 15 minutes, and check ever
 soak: $(STAMP) ## Load a cluster for half an hour and see that nothing grows (docs/chaos.md)
 	$(BIN)/python -m tests.chaos.soak --minutes 30
 
+INFRA_VENV := .venv-infra
+$(INFRA_VENV)/.installed: infra/checks/requirements.txt infra/checks/get_tools.py
+	$(PYTHON) -m venv $(INFRA_VENV)
+	$(INFRA_VENV)/bin/python -m pip install --quiet -r infra/checks/requirements.txt || echo "infra-check goes without linters"
+	$(INFRA_VENV)/bin/python infra/checks/get_tools.py $(INFRA_VENV)
+	@touch $@
+
+infra-check: $(STAMP) $(INFRA_VENV)/.installed ## Chart, kustomize and images: render with Helm 3 and 4, schemas, policies, bad values
+	$(BIN)/python -m pytest -q -n 2 tests/infra
+
+infra-render: $(STAMP) $(INFRA_VENV)/.installed ## Renew infra/rendered, the kustomize bases, the schema of the values
+	@mkdir -p build && $(BIN)/python -m infra.checks.values > build/values.md
+	$(BIN)/python -m infra.checks.render
+
 clean: ## Remove what make created
-	rm -rf $(VENV) $(PROTO_VENV) build dist
+	rm -rf $(VENV) $(PROTO_VENV) $(INFRA_VENV) build dist

@@ -1,0 +1,58 @@
+"""The kustomize overlays build, change what they say, and their bases are what the chart makes."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from infra.checks.charts import ROOT, Object, of_kind, parse, pods, tool
+from infra.checks.render import TARGETS, made
+from tests.infra.conftest import need
+
+OVERLAYS = ("cpu-demo", "two-pool-gpu")
+
+
+def built(folder: Path) -> subprocess.CompletedProcess[str]:
+    need("kubectl")
+    return subprocess.run([str(tool("kubectl")), "kustomize", str(folder)], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("path", TARGETS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_rendered_files_are_up_to_date(path: Path) -> None:
+    need("helm3")
+    assert parse(path.read_text()) == parse(made(path)), "run `make infra-render`"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_overlay_builds(overlay: str, tmp_path: Path) -> None:
+    folder = tmp_path / overlay
+    shutil.copytree(ROOT / "infra" / "kustomize" / overlay, folder)
+    (folder / "secret").write_text("0" * 64)
+    done = built(folder)
+    assert done.returncode == 0, done.stderr
+    manifests = parse(done.stdout)
+    assert {item["metadata"].get("namespace") for item in manifests} == {"shoal"}
+    variant = "cpu" if overlay == "cpu-demo" else "cuda"
+    assert {c["image"] for place in pods(manifests) for c in place.containers} == {
+        "ghcr.io/shoal-serving/shoal-router:0.1.0",
+        f"ghcr.io/shoal-serving/shoal-worker:0.1.0-{variant}",
+    }
+    groups = {group["groupName"]: group for group in _cluster(manifests)["spec"]["workerGroupSpecs"]}
+    if overlay == "two-pool-gpu":
+        assert {name: group["maxReplicas"] for name, group in groups.items()} == {"prefill": 16, "decode": 16}
+    else:
+        (secret,) = of_kind(manifests, "Secret")
+        assert secret["metadata"]["name"] == "shoal-cluster-secret" and set(secret["data"]) == {"secret"}
+
+
+def test_the_demo_without_its_secret_says_which_file_is_missing(tmp_path: Path) -> None:
+    folder = tmp_path / "cpu-demo"
+    shutil.copytree(ROOT / "infra" / "kustomize" / "cpu-demo", folder, ignore=shutil.ignore_patterns("secret"))
+    done = built(folder)
+    assert done.returncode != 0 and "secret" in done.stderr
+
+
+def _cluster(manifests: tuple[Object, ...]) -> Object:
+    (cluster,) = of_kind(manifests, "RayCluster")
+    return cluster
