@@ -41,13 +41,13 @@ def render_text(helm: str, *arguments: str) -> str:
     return done.stdout
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def rendered(values: str, helm: str = "helm4") -> str:
     """The manifests of one file of the matrix, as text."""
     return render_text(helm, "--values", str(CHART / "ci" / f"{values}-values.yaml"))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def objects(values: str, helm: str = "helm4") -> tuple[Object, ...]:
     """The same, parsed."""
     return parse(rendered(values, helm))
@@ -96,4 +96,5 @@ def _place(name: str, metadata: Object, spec: Object) -> PodPlace:
 
 
 def of_kind(manifests: tuple[Object, ...], kind: str) -> list[Object]:
+    """Those objects of one kind."""
     return [item for item in manifests if item["kind"] == kind]

@@ -23,7 +23,13 @@ def _list(of: dict[str, Any]) -> dict[str, Any]:
 
 def _kind(version: str, kind: str, spec: dict[str, Any]) -> tuple[tuple[str, str], dict[str, Any]]:
     metadata = _object(("name", "labels"), name=_NAME, labels=_LABELS, annotations=_LABELS)
-    whole = _object(("apiVersion", "kind", "metadata", "spec"), apiVersion={"const": version}, kind={"const": kind}, metadata=metadata, spec=spec)
+    whole = _object(
+        ("apiVersion", "kind", "metadata", "spec"),
+        apiVersion={"const": version},
+        kind={"const": kind},
+        metadata=metadata,
+        spec=spec,
+    )
     return (version, kind), whole
 
 
@@ -37,7 +43,9 @@ _CERTIFICATE: Final = _object(
     duration=_DURATION,
     renewBefore=_DURATION,
     usages=_list({"enum": ["digital signature", "server auth", "client auth"]}),
-    privateKey=_object(algorithm={"enum": ["RSA", "ECDSA"]}, size={"type": "integer"}, rotationPolicy={"enum": ["Always", "Never"]}),
+    privateKey=_object(
+        algorithm={"enum": ["RSA", "ECDSA"]}, size={"type": "integer"}, rotationPolicy={"enum": ["Always", "Never"]}
+    ),
     issuerRef=_ISSUER_REF,
 )
 _KEY: Final = _object(("name", "key"), name=_NAME, key={"type": "string"})
@@ -61,7 +69,13 @@ _RULE: Final = _object(
     **{"for": _DURATION, "keep_firing_for": _DURATION},
 )  # fmt: skip
 _PARENT: Final = _object(
-    ("name",), group={"type": "string"}, kind={"type": "string"}, name=_NAME, namespace=_NAME, sectionName={"type": "string"}, port=_PORT
+    ("name",),
+    group={"type": "string"},
+    kind={"type": "string"},
+    name=_NAME,
+    namespace=_NAME,
+    sectionName={"type": "string"},
+    port=_PORT,
 )
 _BACKEND: Final = _object(("name",), group={"type": "string"}, kind={"type": "string"}, name=_NAME, namespace=_NAME, port=_PORT)
 _TARGET: Final = _object(("group", "kind", "name"), group={"type": "string"}, kind={"type": "string"}, name=_NAME)

@@ -1,4 +1,4 @@
-"""`python -m infra.checks.render`: the rendered manifests that are part of the repository. A check sees that they are up to date."""
+"""`python -m infra.checks.render`: the rendered manifests that the repository holds. A check sees that they are up to date."""
 
 from pathlib import Path
 from typing import Final

@@ -34,7 +34,12 @@ RULES: Final[dict[str, dict[str, Any]]] = {  # a dotted path, or its end after `
     "images.worker.variant": {"enum": ["cuda", "cpu"]},
     "imagePullSecrets": _PEER,
     "model.source": {"enum": ["embedded", "pvc", "oci", "hubCache"]},
-    "serving.visibilities": {"type": "array", "minItems": 1, "uniqueItems": True, "items": {"type": "string", "pattern": VISIBILITY}},
+    "serving.visibilities": {
+        "type": "array",
+        "minItems": 1,
+        "uniqueItems": True,
+        "items": {"type": "string", "pattern": VISIBILITY},
+    },
     "serving.dtype": {"enum": ["float32", "bfloat16"]},
     "serving.kvMemory": {"pattern": r"^[0-9]+(\.[0-9]+)?([kmgtKMGT]i?)?[bB]?$"},
     "serving.threadsPerWorker": {"minimum": 1},
@@ -114,7 +119,10 @@ def comments() -> dict[str, str]:
 def schema() -> dict[str, Any]:
     """A JSON schema (draft 7, what both majors of Helm read) that knows every value and no other."""
     told, used = comments(), set[str]()
-    root = _schema_of("", defaults(), told, used) | {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of Shoal's chart"}
+    root = _schema_of("", defaults(), told, used) | {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Values of Shoal's chart",
+    }
     root["properties"]["global"] = {"type": "object"}  # Helm hands it to every chart
     if unused := RULES.keys() - used:
         raise LookupError(f"rules for values that values.yaml does not have: {', '.join(sorted(unused))}")

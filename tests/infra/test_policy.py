@@ -11,7 +11,9 @@ def test_no_pod_runs_as_root_or_with_a_token(manifests: tuple[Object, ...]) -> N
         assert pod["runAsNonRoot"] is True and pod["runAsUser"] >= 10000 and pod["runAsGroup"] >= 10000, place.name
         assert pod["seccompProfile"] == {"type": "RuntimeDefault"}, place.name
         assert not {"hostNetwork", "hostPID", "hostIPC"} & place.spec.keys(), place.name
-        assert place.spec["automountServiceAccountToken"] is (place.component == "controller" and "serviceAccountName" in place.spec)
+        assert place.spec["automountServiceAccountToken"] is (
+            place.component == "controller" and "serviceAccountName" in place.spec
+        )
         assert not [volume for volume in place.spec.get("volumes", []) if "hostPath" in volume], place.name
 
 
@@ -58,7 +60,9 @@ def test_everything_that_stays_has_probes(manifests: tuple[Object, ...]) -> None
         patience = container["startupProbe"]["periodSeconds"] * container["startupProbe"]["failureThreshold"]
         assert patience >= 120, f"{place.name}: too little time to start"
         alive = container["livenessProbe"]
-        assert alive.get("grpc", {}).get("service", "shoal.live") == "shoal.live", "a router without workers is no reason for a restart"
+        assert alive.get("grpc", {}).get("service", "shoal.live") == "shoal.live", (
+            "a router without workers is no reason for a restart"
+        )
 
 
 def test_routers_drain_longer_than_a_lease(manifests: tuple[Object, ...]) -> None:

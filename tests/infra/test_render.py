@@ -31,7 +31,9 @@ def test_output_is_deterministic(values: str, helm: str) -> None:
 
 def test_the_chart_is_linted(helm: str) -> None:
     for values in sorted((CHART / "ci").glob("*.yaml")):
-        done = subprocess.run([str(tool(helm)), "lint", "--strict", str(CHART), "--values", str(values)], capture_output=True, text=True)
+        done = subprocess.run(
+            [str(tool(helm)), "lint", "--strict", str(CHART), "--values", str(values)], capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
 

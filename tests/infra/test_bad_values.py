@@ -1,0 +1,80 @@
+"""Values that contradict each other end at template time, with a sentence that names the value and what to change."""
+
+import pytest
+
+from infra.checks.charts import RenderError, render_text
+
+HUB = "model.source=hubCache,model.hubCache.claimName=hub"
+GATEWAY = "gateway.enabled=true,gateway.parentRefs[0].name=g,tls.mode=none"
+GLOO = "transfer.backend=gloo,pools.prefill.gpus=0,pools.decode.gpus=0"
+CASES = {  # values as `--set` takes them: words of the error
+    "serving.defaultVisibility=speed:12": '"speed:12" is not among serving.visibilities (full, speed:22): add it there',
+    "serving.visibilities[0]=full,serving.visibilities[1]=speed:31": '"speed:31" is deeper than the model, which has 30 layers',
+    "serving.visibilities[0]=full,serving.visibilities[1]=speed:0": "the depth must be at least 1",
+    "pools.prefill.gpus=0": "transfer.backend nccl moves KV between GPUs and pools.prefill.gpus is 0",
+    "pools.decode.gpus=0": "pools.decode.gpus is 0: give every worker of both pools a GPU, or set transfer.backend to gloo",
+    "transfer.backend=gloo": "the 1 GPUs of pools.decode.gpus would stand idle",
+    "pools.decode.gpus=2": "a worker uses one GPU: ask for more workers",
+    "images.worker.variant=cpu": "images.worker.variant cpu holds no CUDA",
+    "pools.prefill.rdma.count=1": "pools.prefill.rdma needs both resource",
+    "pools.prefill.rdma.resource=rdma/x": "pools.prefill.rdma needs both resource",
+    f"{GLOO},pools.decode.rdma.count=1,pools.decode.rdma.resource=rdma/x": "only nccl uses RDMA",
+    "pools.decode.replicas=9": "must lie within minReplicas and maxReplicas, 1…8",
+    "transfer.leaseS=60": "router.drainS is 60 and must be longer than transfer.leaseS, 60",
+    "transfer.leaseS=90": "else a router ends while a handoff that it started still holds its lease",
+    "router.autoscaling.minReplicas=11": "router.autoscaling.minReplicas 11 exceeds maxReplicas 10",
+    "clusterSecret.name=": "clusterSecret.name is empty: make the Secret",
+    "tls.mode=secrets": "tls.mode secrets is half configured",
+    "tls.mode=secrets,tls.door.secretName=d": "tls.mode secrets is half configured: it needs tls.door.secretName",
+    "tls.mode=secrets,tls.door.secretName=d,tls.cluster.secretName=c,tls.door.dnsNames={a.b}": "leave them out",
+    "tls.door.secretName=d": "tls.mode is certManager, which would not use it",
+    "tls.mode=none,tls.cluster.secretName=c": "tls.mode is none, which would not use it",
+    "tls.mode=none,tls.door.requireClientCert=true": "need TLS and tls.mode is none",
+    "tls.mode=none,tokens.secretName=t": "whoever is on the way would read them",
+    "model.source=embedded,model.name=": "model.source embedded needs model.name",
+    "model.source=pvc": "model.source pvc needs model.pvc.claimName",
+    "model.source=oci": "needs model.oci.reference with a tag or a digest",
+    "model.source=oci,model.oci.reference=registry.example.com:5000/llama": "needs model.oci.reference with a tag",
+    f"{HUB},model.hubCache.repository=a/b,model.hubCache.revision=main": "a branch would change under running workers",
+    f"{HUB},model.hubCache.repository=llama": "model.source hubCache needs",
+    "gateway.enabled=true": "gateway.enabled needs gateway.parentRefs",
+    "gateway.enabled=true,gateway.parentRefs[0].name=g": "whom to trust behind it; set gateway.backendTls.caConfigMap",
+    f"{GATEWAY},gateway.grpc=false,gateway.http=false": "routes nothing",
+    f"{GATEWAY},router.httpPort=0": "set router.httpPort, or gateway.http",
+    "gateway.inferencePool.enabled=true": "needs gateway.enabled and gateway.http",
+    f"{GATEWAY},gateway.inferencePool.enabled=true": "needs endpointPicker.name",
+    "fullnameOverride=A": "lower-case letters",
+    "fullnameOverride=shoal-of-the-very-long-names-that-no-operator-can-take": "at most 50",
+}  # fmt: skip
+BY_SCHEMA = {  # the two majors word these differently: the value's name must be in both
+    "pools.prefill.replicas=0": "replicas",
+    "pools.decode.replicas=-1": "replicas",
+    "router.replicas=0": "replicas",
+    "serving.dtype=float16": "dtype",
+    "serving.visibilities[0]=deep": "visibilities",
+    "serving.visibilities=null": "visibilities",
+    "serving.kvMemory=lots": "kvMemory",
+    "tls.mode=maybe": "mode",
+    "transfer.heartbeatS=61": "heartbeatS",
+    "images.router.tag=latest": "tag",
+    "images.worker.digest=sha256:12": "digest",
+    "router.grpcPort=70000": "grpcPort",
+    "pools.prefil.replicas=2": "prefil",
+    "tsl.mode=none": "tsl",
+    "serving.maxRequests=many": "maxRequests",
+}
+
+
+@pytest.mark.parametrize("given", CASES)
+def test_contradictions_end_with_a_sentence(given: str, helm: str) -> None:
+    with pytest.raises(RenderError) as refused:
+        render_text(helm, "--set", given)
+    assert CASES[given] in str(refused.value)
+    assert "nil pointer" not in str(refused.value) and "wrong type" not in str(refused.value)
+
+
+@pytest.mark.parametrize("given", BY_SCHEMA)
+def test_what_the_schema_refuses(given: str, helm: str) -> None:
+    with pytest.raises(RenderError) as refused:
+        render_text(helm, "--set", given)
+    assert BY_SCHEMA[given] in str(refused.value)
