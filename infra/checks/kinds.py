@@ -93,44 +93,42 @@ def _route(match: dict[str, Any], **rule: Any) -> dict[str, Any]:
 _PATH: Final = _object(("type", "value"), type={"enum": ["Exact", "PathPrefix"]}, value={"type": "string", "pattern": "^/"})
 _METHOD: Final = _object((), type={"enum": ["Exact", "RegularExpression"]}, service={"type": "string"}, method={"type": "string"})
 
+_MONITORING: Final = "monitoring.coreos.com/v1"
+_GATEWAY: Final = "gateway.networking.k8s.io/v1"
+_GROUP: Final = _object(("name", "rules"), name={"type": "string"}, interval=_DURATION, rules=_list(_RULE))
+_PICKER: Final = _object(
+    ("name",),
+    group={"type": "string"},
+    kind={"type": "string"},
+    name=_NAME,
+    port=_object(("number",), number=_PORT),
+    failureMode={"enum": ["FailOpen", "FailClose"]},
+)
+_POOL: Final = _object(
+    ("selector", "targetPorts", "endpointPickerRef"),
+    selector=_SELECTOR,
+    targetPorts=_list(_object(("number",), number=_PORT)),
+    endpointPickerRef=_PICKER,
+)
+_BACKEND_TLS: Final = _object(
+    ("targetRefs", "validation"),
+    targetRefs=_list(_TARGET),
+    validation=_object(("hostname",), hostname={"type": "string"}, caCertificateRefs=_list(_TARGET)),
+)
+_SERVICES: Final = _object(("selector", "endpoints"), selector=_SELECTOR, endpoints=_list(_ENDPOINT))
+_PODS: Final = _object(("selector", "podMetricsEndpoints"), selector=_SELECTOR, podMetricsEndpoints=_list(_ENDPOINT))
+_HTTP_ROUTE: Final = _route(_object((), path=_PATH), timeouts=_object((), request=_DURATION))
+
 SCHEMAS: Final = dict(
-    [
+    (
         _kind("cert-manager.io/v1", "Issuer", _object((), selfSigned=_object(), ca=_object(("secretName",), secretName=_NAME))),
         _kind("cert-manager.io/v1", "Certificate", _CERTIFICATE),
-        _kind("monitoring.coreos.com/v1", "ServiceMonitor", _object(("selector", "endpoints"), selector=_SELECTOR, endpoints=_list(_ENDPOINT))),
-        _kind(
-            "monitoring.coreos.com/v1",
-            "PodMonitor",
-            _object(("selector", "podMetricsEndpoints"), selector=_SELECTOR, podMetricsEndpoints=_list(_ENDPOINT)),
-        ),
-        _kind(
-            "monitoring.coreos.com/v1",
-            "PrometheusRule",
-            _object(("groups",), groups=_list(_object(("name", "rules"), name={"type": "string"}, interval=_DURATION, rules=_list(_RULE)))),
-        ),
-        _kind("gateway.networking.k8s.io/v1", "GRPCRoute", _route(_object((), method=_METHOD))),
-        _kind("gateway.networking.k8s.io/v1", "HTTPRoute", _route(_object((), path=_PATH), timeouts=_object((), request=_DURATION))),
-        _kind(
-            "gateway.networking.k8s.io/v1",
-            "BackendTLSPolicy",
-            _object(
-                ("targetRefs", "validation"),
-                targetRefs=_list(_TARGET),
-                validation=_object(("hostname",), hostname={"type": "string"}, caCertificateRefs=_list(_TARGET)),
-            ),
-        ),
-        _kind(
-            "inference.networking.k8s.io/v1",
-            "InferencePool",
-            _object(
-                ("selector", "targetPorts", "endpointPickerRef"),
-                selector=_SELECTOR,
-                targetPorts=_list(_object(("number",), number=_PORT)),
-                endpointPickerRef=_object(
-                    ("name",), group={"type": "string"}, kind={"type": "string"}, name=_NAME,
-                    port=_object(("number",), number=_PORT), failureMode={"enum": ["FailOpen", "FailClose"]},
-                ),
-            ),
-        ),
-    ]
-)  # fmt: skip
+        _kind(_MONITORING, "ServiceMonitor", _SERVICES),
+        _kind(_MONITORING, "PodMonitor", _PODS),
+        _kind(_MONITORING, "PrometheusRule", _object(("groups",), groups=_list(_GROUP))),
+        _kind(_GATEWAY, "GRPCRoute", _route(_object((), method=_METHOD))),
+        _kind(_GATEWAY, "HTTPRoute", _HTTP_ROUTE),
+        _kind(_GATEWAY, "BackendTLSPolicy", _BACKEND_TLS),
+        _kind("inference.networking.k8s.io/v1", "InferencePool", _POOL),
+    )
+)
