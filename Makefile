@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz check format proto proto-check bench validate chaos soak infra-check infra-render clean
+.PHONY: help demo test fuzz check format proto proto-check bench validate chaos soak infra-check infra-try infra-render clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,10 @@ $(INFRA_VENV)/.installed: infra/checks/requirements.txt infra/checks/get_tools.p
 
 infra-check: $(STAMP) $(INFRA_VENV)/.installed ## Chart, kustomize and images: render with Helm 3 and 4, schemas, policies, bad values
 	$(BIN)/python -m pytest -q -n 2 tests/infra
+
+infra-try: ## The router image's install steps in a clean venv: no torch, no Ray, and it starts
+	infra/images/try.sh router build/infra-try
+	infra/images/try_router_starts.sh build/infra-try/shoal/bin
 
 infra-render: $(STAMP) $(INFRA_VENV)/.installed ## Renew infra/rendered, the kustomize bases, the schema of the values
 	@mkdir -p build && $(BIN)/python -m infra.checks.values > build/values.md

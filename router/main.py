@@ -70,16 +70,7 @@ _SHADOW: Final = ShadowConfig()
 @click.option("--cluster-tls-ca", default="", metavar="PEM", help="The cluster's own CA.")
 @click.option("--log-level", default="info", type=click.Choice(LEVELS))
 @click.option("--log-format", default="text", type=click.Choice(FORMATS), help="Readable lines, or one JSON Any a line.")
-def command(
-    visibilities: str,
-    flush_ms: float,
-    http_max_body_mb: float,
-    name: str,
-    beat_s: float,
-    log_level: str,
-    log_format: str,
-    **settings: Any,
-) -> None:
+def command(name: str, beat_s: float, log_level: str, log_format: str, **settings: Any) -> None:
     """Serve Shoal's public APIs over a pool of prefill and decode workers.
 
     SIGTERM and Ctrl-C: health says NOT_SERVING, running requests finish (up to --drain-s), then the process ends.
@@ -87,23 +78,28 @@ def command(
     configure_logging(log_level, name, log_format)
     configure_tracing(name)
     try:
-        tls = TlsConfig(*(settings.pop(f"tls_{name}") for name in ("cert", "key", "ca", "require_client_cert")))
-        cluster = ClusterConfig(*(settings.pop(f"cluster_{n}") for n in ("secret_file", "tls_cert", "tls_key", "tls_ca")))
-        shadow = ShadowConfig.read({name: settings.pop(name) for name in list(settings) if name.startswith("shadow_")})
-        config = RouterConfig(
-            visibilities=parse_visibilities(visibilities),
-            flush_s=flush_ms / 1e3,
-            http_max_body_bytes=int(http_max_body_mb * 1e6),
-            tls=tls,
-            cluster=cluster,
-            shadow=shadow,
-            **settings,
-        )
+        config = read_settings(**settings)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run(config, beat_s))
     except ShoalError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def read_settings(visibilities: str, flush_ms: float, http_max_body_mb: float, **settings: Any) -> RouterConfig:
+    """What the flags say, those of the process left out. Raises ShoalError when they cannot work."""
+    tls = TlsConfig(*(settings.pop(f"tls_{name}") for name in ("cert", "key", "ca", "require_client_cert")))
+    cluster = ClusterConfig(*(settings.pop(f"cluster_{n}") for n in ("secret_file", "tls_cert", "tls_key", "tls_ca")))
+    shadow = ShadowConfig.read({name: settings.pop(name) for name in list(settings) if name.startswith("shadow_")})
+    return RouterConfig(
+        visibilities=parse_visibilities(visibilities),
+        flush_s=flush_ms / 1e3,
+        http_max_body_bytes=int(http_max_body_mb * 1e6),
+        tls=tls,
+        cluster=cluster,
+        shadow=shadow,
+        **settings,
+    )
 
 
 def parse_visibilities(text: str) -> tuple[Visibility, ...]:

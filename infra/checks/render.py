@@ -21,8 +21,17 @@ def made(path: Path) -> str:
     return HEADER.format(values=values) + "\n".join(line for line in lines if line.strip()) + "\n"
 
 
+COPIES: Final = {  # what other parts of infra/ make and the chart brings along: Helm reads nothing outside its chart
+    CHART / "files" / "shoal.rules.yaml": ROOT / "infra" / "alerts" / "shoal.rules.yaml",
+    CHART / "files" / "shoal.json": ROOT / "infra" / "dashboards" / "shoal.json",
+}
+
+
 def main() -> None:
     """Write them all."""
+    for copy, source in COPIES.items():
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_text(source.read_text())
     for path in TARGETS:
         path.write_text(made(path))
 

@@ -1,42 +1,17 @@
 """Every container's command line is one that Shoal's own commands take; its files, ports and addresses are those of its pod."""
 
-import importlib
 import re
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 import yaml
 
 from infra.checks.charts import Object, PodPlace, of_kind, pods
-from shoal.cli.main import cli
-from shoal.config.router import RouterConfig
+from infra.checks.commands import POD, parsed
 from shoal.config.serve import ServeConfig
-from shoal.config.tls import ClusterConfig, TlsConfig
 from shoal.config.worker import Pool
-from shoal.router.main import parse_visibilities
-
-MODULES = {"shoal.router": "shoal.router.main:command", "shoal.launch.controller": "shoal.launch.controller:main"}
-POD = {"POD_IP": "10.0.0.7", "POD_NAME": "pod-7"}
-
-
-def parsed(container: Object) -> tuple[str, dict[str, Any]]:
-    """What runs, and its options as click reads them. Fails for an unknown flag, a value of the wrong kind, an unset variable."""
-    command, arguments = container["command"], [_expanded(arg) for arg in container["args"]]
-    if command[:2] == ["python", "-m"]:
-        module, _, name = MODULES[command[2]].partition(":")
-        target: click.Command = getattr(importlib.import_module(module), name)
-        return command[2], target.make_context(command[2], arguments).params
-    assert command == ["shoal"]
-    context = click.Context(cli)
-    found = cli.get_command(context, arguments[0])
-    assert found is not None, arguments[0]
-    return f"shoal {arguments[0]}", found.make_context(arguments[0], arguments[1:], parent=context).params
-
-
-def _expanded(argument: str) -> str:
-    return re.sub(r"\$\((\w+)\)", lambda match: POD[match[1]], argument)
+from shoal.router.main import read_settings
 
 
 def by_component(manifests: tuple[Object, ...]) -> dict[str, PodPlace]:
@@ -65,13 +40,8 @@ def test_the_routers_settings_work(manifests: tuple[Object, ...]) -> None:
     _, flags = parsed(container)
     for name in ("name", "beat_s", "log_level", "log_format"):
         flags.pop(name)
-    tls = TlsConfig(*(flags.pop(f"tls_{name}") for name in ("cert", "key", "ca", "require_client_cert")))
-    cluster = ClusterConfig(*(flags.pop(f"cluster_{name}") for name in ("secret_file", "tls_cert", "tls_key", "tls_ca")))
-    visibilities = parse_visibilities(flags.pop("visibilities"))
-    flush_s, body = flags.pop("flush_ms") / 1e3, int(flags.pop("http_max_body_mb") * 1e6)
-    config = RouterConfig(visibilities=visibilities, flush_s=flush_s, http_max_body_bytes=body, tls=tls, cluster=cluster, **flags)
-    serve = serve_config(manifests)
-    assert [str(v) for v in visibilities] == list(serve.visibilities), "router and workers allow the same, the same first"
+    config, serve = read_settings(**flags), serve_config(manifests)
+    assert [str(v) for v in config.visibilities] == list(serve.visibilities), "router and workers allow the same, the same first"
     assert (config.model, config.max_boundary_tokens) == (serve.model, serve.max_boundary_tokens)
     assert (config.max_context or 0) == serve.max_context_tokens
     assert config.cluster == serve.cluster
@@ -93,6 +63,16 @@ def test_the_controllers_settings_work(manifests: tuple[Object, ...]) -> None:
         assert group["rayStartParams"]["num-cpus"] == str(serve.threads_per_worker), "one worker fits a pod, and no second"
         assert int(group["rayStartParams"]["num-gpus"]) == (serve.transfer_backend == "nccl")
         serve.worker(pool)
+        bounds = serve.autoscale_bounds(pool)
+        assert bounds is None or (bounds.min_workers, bounds.max_workers) == (group["minReplicas"], group["maxReplicas"])
+    if serve.autoscale_nodes == "kuberay":
+        assert serve.autoscale.raycluster == cluster["metadata"]["name"] and place.spec["automountServiceAccountToken"]
+        (role,) = of_kind(manifests, "Role")
+        assert [(rule["resources"], rule["verbs"]) for rule in role["rules"]] == [
+            (["rayclusters"], ["get", "patch"]),
+            (["pods"], ["list"]),
+        ]
+        assert role["rules"][0]["resourceNames"] == [serve.autoscale.raycluster]
 
 
 def test_ports_are_those_that_are_listened_on(manifests: tuple[Object, ...]) -> None:

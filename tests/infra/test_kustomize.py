@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.checks.charts import ROOT, Object, of_kind, parse, pods, tool
-from infra.checks.render import TARGETS, made
+from infra.checks.render import COPIES, TARGETS, made
 from tests.infra.conftest import need
 
 OVERLAYS = ("cpu-demo", "two-pool-gpu")
@@ -22,6 +22,11 @@ def built(folder: Path) -> subprocess.CompletedProcess[str]:
 def test_rendered_files_are_up_to_date(path: Path) -> None:
     need("helm3")
     assert parse(path.read_text()) == parse(made(path)), "run `make infra-render`"
+
+
+@pytest.mark.parametrize("copy", COPIES, ids=lambda path: path.name)
+def test_the_chart_brings_the_newest_dashboard_and_rules(copy: Path) -> None:
+    assert copy.read_text() == COPIES[copy].read_text(), "run `make infra-render`"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -10,6 +10,7 @@ from tests.infra.conftest import need
 KV = 37777  # any ephemeral port
 PORTS = (50050, 50052, 6379, 8265, KV)
 WORKERS = ("prefill", "decode")
+RAY = ("controller", "ray-head", *WORKERS)
 
 
 class Net:
@@ -70,9 +71,10 @@ def test_each_plane_is_open(net: Net) -> None:
         ("other", "router", 50051), ("other", "router", 8000), ("test", "router", 50051),
         ("router", "controller", 50050), ("router", "prefill", 50052), ("router", "decode", 50052),
         ("prefill", "decode", KV), ("decode", "prefill", KV), ("decode", "prefill", 50052), ("prefill", "decode", 50052),
-        *[(a, b, port) for a in ("controller", "ray-head", *WORKERS) for b in ("controller", "ray-head") for port in (6379, KV)],
+        *[(a, b, port) for a in RAY for b in ("controller", "ray-head") for port in (6379, KV)],
         *[("ns:monitoring", component, 9400) for component in ("router", "controller", *WORKERS)],
-        ("ns:kuberay-system", "ray-head", 8265), ("router", "ns:kube-system", 53), ("prefill", "ns:kube-system", 53),
+        ("controller", "ip:0.0.0.0/0", 6443), ("ns:kuberay-system", "ray-head", 8265),
+        ("router", "ns:kube-system", 53), ("prefill", "ns:kube-system", 53),
     ]  # fmt: skip
     assert [way for way in open_ways if not net.reaches(*way)] == []
 
@@ -83,7 +85,8 @@ def test_nothing_beside_the_planes_is(net: Net) -> None:
         ("other", "router", 9400), ("other", "router", 50054), ("ns:default", "router", 50051),
         ("router", "decode", KV), ("router", "ray-head", 6379), ("router", "controller", KV), ("router", "router", 50051),
         ("ns:monitoring", "router", 50051), ("ns:monitoring", "decode", 50052), ("ns:kuberay-system", "decode", KV),
-        *[(component, "ip:0.0.0.0/0", 443) for component in ("router", "controller", "ray-head", *WORKERS)],
+        *[(component, "ip:0.0.0.0/0", 443) for component in ("router", "ray-head", *WORKERS)],
+        ("controller", "ip:0.0.0.0/0", 80),
         ("decode", "router", 50051), ("test", "decode", 50052),
     ]  # fmt: skip
     assert [way for way in closed if net.reaches(*way)] == []
