@@ -85,8 +85,9 @@ infra-try: ## The router image's install steps in a clean venv: no torch, no Ray
 	infra/images/try_router_starts.sh build/infra-try/shoal/bin
 
 infra-render: $(STAMP) $(INFRA_VENV)/.installed ## Renew infra/rendered, the kustomize bases, the schema of the values
-	@mkdir -p build && $(BIN)/python -m infra.checks.values > build/values.md
+	$(BIN)/python -m infra.checks.values
 	$(BIN)/python -m infra.checks.render
+	$(BIN)/python -m infra.checks.page
 
 clean: ## Remove what make created
 	rm -rf $(VENV) $(PROTO_VENV) $(INFRA_VENV) build dist

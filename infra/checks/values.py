@@ -5,7 +5,6 @@ values.yaml is the one place where a value, its default and its meaning are writ
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -79,6 +78,7 @@ RULES: Final[dict[str, dict[str, Any]]] = {  # a dotted path, or its end after `
     "autoscaling.startS": _SECONDS,
     "autoscaling.upCooldownS": _SECONDS,
     "autoscaling.downCooldownS": _SECONDS,
+    "ray.upgradeStrategy": {"enum": ["None", "Recreate"]},
     "tls.mode": {"enum": ["certManager", "secrets", "none"]},
     "networkPolicy.collectorPorts": {"type": "array", "items": {"type": "integer", **_PORT}},
     "networkPolicy.clients": _PEER,
@@ -177,9 +177,8 @@ def table() -> str:
 
 
 def main() -> None:
-    """Write the schema, print the table."""
+    """Write the schema."""
     SCHEMA.write_text(json.dumps(schema(), indent=1, ensure_ascii=False) + "\n")
-    sys.stdout.write(table())
 
 
 if __name__ == "__main__":

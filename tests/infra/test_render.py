@@ -1,6 +1,5 @@
 """Both majors of Helm make the same objects of every file of the matrix, again and again; the kinds' schemas take them."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,13 +9,11 @@ import jsonschema
 import pytest
 import yaml
 
-from infra.checks import values as chart_values
-from infra.checks.charts import CHART, ROOT, TOOLS, Object, objects, parse, pods, render_text, rendered, tool
+from infra.checks.charts import CHART, ROOT, TOOLS, Object, objects, pods, render_text, rendered, tool
 from infra.checks.kinds import SCHEMAS
 from tests.infra.conftest import need
 
 KUBERAY_CHECK = Path(os.environ.get("KUBERAY_CHECK") or ROOT / "shared" / "k8s" / "check_manifests.py")
-RENDERED = ROOT / "infra" / "rendered" / "default.yaml"
 
 
 def test_both_majors_make_the_same_objects(values: str) -> None:
@@ -67,15 +64,3 @@ def test_kuberay_takes_the_raycluster(values: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(KUBERAY_CHECK), str(file)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 KubeRay objects checked, 0 errors" in done.stdout
-
-
-def test_the_schema_and_the_page_are_made_of_the_values() -> None:
-    made = json.dumps(chart_values.schema(), indent=1, ensure_ascii=False) + "\n"
-    assert chart_values.SCHEMA.read_text() == made, "run `python -m infra.checks.values`"
-    page = (ROOT / "docs" / "kubernetes.md").read_text()
-    assert chart_values.table() in page, "paste what `python -m infra.checks.values` prints into docs/kubernetes.md"
-
-
-def test_the_rendered_manifests_are_up_to_date() -> None:
-    need("helm3")
-    assert parse(RENDERED.read_text()) == objects("default", "helm3"), "run `make infra-render`"

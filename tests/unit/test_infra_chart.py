@@ -8,8 +8,9 @@ import jsonschema
 import pytest
 
 from infra.checks import values as chart_values
-from infra.checks.charts import CHART, MATRIX, ROOT, parse, pods
+from infra.checks.charts import CHART, MATRIX, parse, pods
 from infra.checks.commands import parsed
+from infra.checks.page import PAGE, made
 from infra.checks.render import TARGETS
 
 SCHEMA = json.loads(chart_values.SCHEMA.read_text())
@@ -44,7 +45,10 @@ def test_the_schema_refuses(values: dict[str, Any]) -> None:
 
 def test_every_value_has_a_meaning() -> None:
     assert [path for path, _, words in chart_values.rows() if not words] == []
-    assert chart_values.table() in (ROOT / "docs" / "kubernetes.md").read_text(), "paste build/values.md of `make infra-render`"
+
+
+def test_the_page_holds_what_is_made() -> None:
+    assert PAGE.read_text() == made(), "run `make infra-render`"
 
 
 @pytest.mark.parametrize("path", TARGETS, ids=lambda path: f"{path.parent.name}/{path.name}")
