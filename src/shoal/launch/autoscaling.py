@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from shoal.config.serve import ServeConfig
@@ -9,6 +10,7 @@ from shoal.config.worker import Pool
 from shoal.controller.kuberay import KubeRayMachines
 from shoal.controller.kubernetes import Access, KubernetesApi
 from shoal.controller.machines import FixedMachines, Machines, RayMachines
+from shoal.errors import InvalidConfig
 from shoal.model_files import open_model
 from shoal.placement.service import ServiceModel
 from shoal.simulator.calibration.profile_file import read_profile
@@ -26,6 +28,8 @@ def machines_of(config: ServeConfig) -> Machines:
         return RayMachines()
     if config.autoscale_nodes != "kuberay":
         return FixedMachines()
+    if find_spec("httpx2") is None:
+        raise InvalidConfig("autoscale_nodes kuberay needs httpx2; run `pip install 'shoal[kubernetes]'`")
     settings = config.autoscale
     machines = KubeRayMachines(KubernetesApi(Access.of(settings), settings.kubernetes_timeout_s), settings)
     bounds = {pool: own for pool in Pool if (own := config.autoscale_bounds(pool)) is not None}
