@@ -77,7 +77,7 @@ class _Gate:
         self.window.clear()
 
     def _words(self, bound: Bound, readings: Readings) -> str:
-        found = f"tokens agreed with full depth in {readings.agreement:.1%}, the band asks for {self._config.min_agreement:.1%}"
+        found = f"{readings.agreement:.1%} of tokens agreed with full depth, the band asks for {self._config.min_agreement:.1%}"
         if bound is Bound.KL:
             found = f"the divergence was {readings.kl_nats:.3f} nats per token, the band allows {self._config.max_kl:g}"
         return f"visibility {self.policy} was replaced by full: in the last {readings.num_samples} requests replayed {found}"

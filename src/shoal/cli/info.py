@@ -35,7 +35,9 @@ def info(server: Server) -> None:
             pool = f"{worker.pool}, colocated" if worker.colocated else worker.pool
             workers.add_row(worker.worker_id, pool, worker.state, worker.address, str(worker.epoch))
         console = Console()
-        console.print(facts, *qualities, sep="\n")
+        console.print(facts)
+        for line in qualities:
+            console.print(line, soft_wrap=True)
         console.print(workers if told.workers else "no workers are known yet")
 
 
