@@ -148,6 +148,15 @@ async def test_clients_get_the_same_with_replays_as_without(model: Path) -> None
     assert seen[0] == seen[1] and any(cached for _, _, cached, _ in seen[0][0])
 
 
+async def test_one_pool_that_prefills_for_itself_replays_too(model: Path) -> None:
+    measured = instruments.SHADOWED.labels("pop:2", "measured")
+    before = measured._value.get()
+    async with served(model, 0, 1, router={"shadow": ShadowConfig(rate=1.0)} | QUICK, decode=[{"colocated": True}]) as cluster:
+        [done] = await cluster.completes(ask(ids(random.Random(3), 30), "pop:2"))
+        await replayed(cluster)
+    assert done.transfer.prefill_at == "decode_worker" and measured._value.get() == before + 1
+
+
 @pytest.mark.parametrize("ends", ["router", "decode worker"])
 async def test_a_replay_in_flight_is_freed_when_either_end_goes(model: Path, ends: str) -> None:
     """Every worker is idle at the end, or `served` fails."""

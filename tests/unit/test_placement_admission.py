@@ -33,6 +33,19 @@ def test_a_wait_for_compute_counts_one_s_own_class_and_those_above() -> None:
     assert ComputeReport("prefill-0", ((NORMAL, 1000),), 0.0).wait_s(NORMAL) == 0
 
 
+def test_there_is_room_to_spare_where_half_of_a_worker_stays_free() -> None:
+    idle = RoomReport("decode-0", 0, 100, 0, 64, (), 0.0)
+    assert idle.has_spare(50) and not idle.has_spare(51)
+    assert dataclasses.replace(idle, num_holders=31).has_spare(1) and not dataclasses.replace(idle, num_holders=32).has_spare(1)
+    assert dataclasses.replace(idle, max_holders=1).has_spare(1) and not dataclasses.replace(
+        idle, max_holders=2, num_holders=1
+    ).has_spare(1)
+    waiting = dataclasses.replace(idle, num_used_blocks=20, waiting=((HIGH, 1, 20),))
+    assert waiting.has_spare(10) and not waiting.has_spare(11)
+    assert not RoomReport("decode-0", 0, 0, 0, 0, (), 0.0).has_spare(1)  # nothing is known of it
+    assert ComputeReport("p", ((HIGH, 25),), 100.0).has_spare() and not ComputeReport("p", ((LOW, 26),), 100.0).has_spare()
+
+
 def test_a_refusal_says_what_is_full_and_when_to_come_back() -> None:
     error = WaitBounds(10.0, 60.0).refusal(23.4, FULL.words(NORMAL))
     assert error.retry_after_s == 14 and str(error) == (

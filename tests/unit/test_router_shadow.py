@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from shoal.cli.commands import RouterPlace, router_arguments
 from shoal.config.router import RouterConfig
 from shoal.config.serve import ServeConfig
 from shoal.config.shadow import ShadowConfig
+from shoal.config.tokens import TokenEntry, hash_token
 from shoal.errors import InvalidConfig, InvalidRequest, Unavailable
 from shoal.pb.v1 import shoal_pb2
 from shoal.router import instruments
@@ -74,6 +76,17 @@ async def test_a_replay_is_two_scores_in_the_lowest_class_that_leave_nothing(clu
     [quality] = [q for q in cluster.router.service.server_info().quality if q.visibility == POLICY]
     assert (quality.state, quality.num_samples, quality.num_tokens, quality.agreement) == ("served", 1, 5, 1.0)
     assert instruments.SHADOW_HELD._value.get() == 0
+
+
+async def test_a_replay_belongs_to_the_tenant_and_counts_for_none_of_its_limits(tmp_path: Path) -> None:
+    entry = TokenEntry("acme", hash_token("t0ken"), max_concurrent=1, requests_per_minute=2)
+    (tmp_path / "tokens.yaml").write_text(entry.to_yaml())
+    async with started(tokens_file=str(tmp_path / "tokens.yaml")) as c:
+        before, header = outcomes(), (("authorization", "Bearer t0ken"),)
+        await c.complete(request(max_tokens=2, visibility=POLICY), metadata=header)
+        await told("measured", before)
+        await c.complete(request(max_tokens=2), metadata=header)
+        assert [seen.tenant for seen in c.decode[0].seen] == ["acme"] * 4
 
 
 async def test_what_lends_itself_to_no_replay_is_not_chosen(cluster: Cluster) -> None:
