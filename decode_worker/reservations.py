@@ -96,7 +96,7 @@ class Reservations:
             sink = DecodeSink(pool, answers[0], states, arrived)
             handle = self._handle(spec, plan, holding.num_cached_tokens)
             incoming = self._transfers.expect(spec.attempt_id, handle, plan, sink) if plan.entries else None
-            return Reservation(plan, holding, answers, states, incoming, prefill, keys, spec.leaves_prefix)
+            return Reservation(plan, holding, answers, states, incoming, prefill, keys, not spec.is_background)
         except ShoalError:
             self.holdings.release(holding)
             raise

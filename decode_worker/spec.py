@@ -59,7 +59,7 @@ class DecodeSpec:
     origin: Origin = Origin()
     age_s: float = 0.0  # since the client asked, over all attempts
     cache_salt: str = ""  # whose cached prefixes it may use: `cache_key` of tenant and salt
-    leaves_prefix: bool = True  # its own is kept for requests to come
+    is_background: bool = False  # nobody waits for it: small pieces, and no prefix of it is kept
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -107,7 +107,7 @@ def read_spec(message: worker_pb2.DecodeRequest, attempt_id: str, config: Worker
         Origin(message.request_id, message.tenant, message.caller),
         max(0.0, message.age_s),
         cache_key(message.tenant, message.cache_salt),
-        not message.leaves_no_prefix,
+        message.background,
     )
     longest, limit = max(spec.num_answer_tokens), config.max_context(shape)
     if len(prompt) + longest > limit:

@@ -79,9 +79,8 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
             num_done = request.num_prefilled = reservation.num_cached_tokens
         self.tally.prompts.add(request.spec.layout.split.num_prefill_tokens - num_done)
         num_known = request.num_known_tokens(first)
-        self._beginning[key] = TokenCursor(
-            first.key, 0, num_known=num_known, num_computed=num_done, rank=request.spec.turn.priority.rank
-        )
+        rank, is_background = request.spec.turn.priority.rank, request.spec.is_background
+        self._beginning[key] = TokenCursor(first.key, 0, num_known, num_done, rank, is_background)
         self.wake()
 
     def end_children(self, request: DecodeRequest, indexes: Collection[int]) -> None:
@@ -207,7 +206,8 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
                 child.num_run = request.spec.num_prompt_tokens
                 self._sequences[child.key] = sequence
                 num_known, num_done = child.num_known_tokens, request.spec.num_prompt_tokens
-                self._batcher.add(TokenCursor(child.key, 0, num_known, num_done, request.spec.turn.priority.rank))
+                rank, is_background = request.spec.turn.priority.rank, request.spec.is_background
+                self._batcher.add(TokenCursor(child.key, 0, num_known, num_done, rank, is_background))
 
     def _take(self, request: DecodeRequest, child: Child, sampled: Sampled) -> None:
         """Account a sampled token: stream it, then go on or end."""

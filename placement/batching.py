@@ -13,6 +13,10 @@ The rule of a step, which starves nobody:
    all. So a long prompt progresses steadily, whatever arrives after it.
 4. The rest goes to the highest rank's pieces with the fewest tokens left, ties by arrival. So short prompts pass a long one by.
 5. What is then still left goes back to the first. Chunks are listed in arrival order, each request at most once.
+
+Background requests (nobody waits for them) stand outside these rules: after all others, and from what the step has left, they get
+a 64th of the budget between them, a 16th where they are alone; so others wait for a short step at most. Under a load that fills
+every step they wait; whoever issued them gives them up in time.
 """
 
 from collections.abc import Iterator
@@ -20,6 +24,7 @@ from dataclasses import dataclass
 
 from shoal.errors import AlreadyExists, InternalError
 
+_BESIDE_OTHERS, _ALONE = 64, 16  # background requests get such a part of the budget
 _OLDEST_EVERY = 4  # in one of so many steps the earliest is first, whatever its rank
 
 
@@ -36,6 +41,7 @@ class TokenCursor:
     num_known: int
     num_computed: int
     rank: int = 0  # of its class; a higher one goes before
+    is_background: bool = False
 
     def __post_init__(self) -> None:
         if self.num_prefill_tokens < 0 or not 0 <= self.num_computed <= self.num_known:
@@ -160,9 +166,10 @@ class Batcher:
         """
         rows: list[TokenCursor] = []
         waiting: list[TokenCursor] = []
+        background: list[TokenCursor] = []
         for cursor in self._runnable():
-            (rows if cursor.is_decode_row else waiting).append(cursor)
-        if token_budget < 1 or max_requests < 1 or not (rows or waiting):
+            (background if cursor.is_background else rows if cursor.is_decode_row else waiting).append(cursor)
+        if token_budget < 1 or max_requests < 1 or not (rows or waiting or background):
             return ()
 
         num_rows, reserve = self._room_for_rows(token_budget, max_requests, rows=bool(rows), waiting=bool(waiting))
@@ -170,6 +177,9 @@ class Batcher:
             rows = sorted(rows, key=lambda cursor: self._last_step[cursor.key])[:num_rows]
         step = [Chunk(row.key, row.num_computed, row.num_known) for row in rows]
         step += self._cut_chunks(waiting, token_budget - len(step), max_requests - len(step), reserve)
+        left = token_budget - sum(chunk.num_tokens for chunk in step)
+        share = max(1, token_budget // (_BESIDE_OTHERS if step else _ALONE))
+        step += _cut_background(background, min(share, left), max_requests - len(step))
         self._num_steps += 1
         for chunk in step:
             self._in_flight[chunk.key] = chunk
@@ -215,3 +225,15 @@ class Batcher:
             return waiting[0]
         self._num_passing_steps += 1
         return waiting[0] if self._num_passing_steps % _OLDEST_EVERY == 0 else highest
+
+
+def _cut_background(waiting: list[TokenCursor], num_tokens: int, num_requests: int) -> list[Chunk]:
+    """In order of arrival, as far as both go."""
+    chunks: list[Chunk] = []
+    for cursor in waiting[: max(0, num_requests)]:
+        share = min(cursor.num_piece_tokens, num_tokens)
+        if share < 1:
+            break
+        chunks.append(Chunk(cursor.key, cursor.num_computed, cursor.num_computed + share))
+        num_tokens -= share
+    return chunks

@@ -127,7 +127,7 @@ class TaskRunner:
                 prefixes.take_in(spec, holding, states)
                 self.holdings.release_sources(holding)
                 work = Work(task, kv, states, task.num_cached)
-                if spec.leaves_prefix:
+                if not spec.is_background:
                     work = replace(work, computed=partial(prefixes.publish, spec, keys, kv, states))
                 self._steps.add(work)
             else:

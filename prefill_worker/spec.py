@@ -26,7 +26,7 @@ class PrefillSpec:
     decode_epoch: int
     turn: Turn = USUAL_TURN
     cache_salt: str = ""  # whose cached prefixes it may use: `cache_key` of tenant and salt
-    leaves_prefix: bool = True  # its own is kept for requests to come
+    is_background: bool = False  # nobody waits for it: small pieces, and no prefix of it is kept
 
     @property
     def num_due_anchors(self) -> int:
@@ -75,4 +75,4 @@ def read_spec(
     handle = Handle(message.attempt_id, fingerprint, str(visibility), num_prompt, num_cached, plan.digest)
     turn, salt = Turn.parse(message.priority, message.tenant), cache_key(message.tenant, message.cache_salt)
     target = message.decode_address, message.decode_worker_id, message.decode_epoch
-    return PrefillSpec(layout, token_ids, plan, handle, *target, turn, salt, not message.leaves_no_prefix)
+    return PrefillSpec(layout, token_ids, plan, handle, *target, turn, salt, message.background)

@@ -62,10 +62,10 @@ class PrefillStepLoop(StepLoop[PrefillStep, None]):
             return
         key, num_tokens = work.task.spec.attempt_id, len(work.task.spec.token_ids)
         self._work[key] = work
-        rank = work.task.spec.turn.priority.rank
+        rank, is_background = work.task.spec.turn.priority.rank, work.task.spec.is_background
         work.task.num_computed = work.num_cached
         self.tally.prompts.add(num_tokens - work.num_cached)
-        self._batcher.add(TokenCursor(key, num_tokens, num_known=num_tokens, num_computed=work.num_cached, rank=rank))
+        self._batcher.add(TokenCursor(key, num_tokens, num_tokens, work.num_cached, rank, is_background))
         work.task.complete(work.task.export.states_kept(work.num_cached))
         self.wake()
 

@@ -61,7 +61,7 @@ def decode_message(
         tenant=request.turn.tenant,
         local_prefill=local_prefill,
         cache_salt=request.cache_salt,
-        leaves_no_prefix=request.is_shadow,
+        background=request.is_shadow,
         age_s=0.0 if request.arrived is None else max(0.0, time.monotonic() - request.arrived),
     )
     sampling = request.sampling
@@ -100,7 +100,7 @@ def prefill_message(request: DispatchRequest, reserved: worker_pb2.Reserved, dec
         priority=str(request.turn.priority),
         tenant=request.turn.tenant,
         cache_salt=request.cache_salt,
-        leaves_no_prefix=request.is_shadow,
+        background=request.is_shadow,
     )
 
 

@@ -191,3 +191,18 @@ def test_a_higher_rank_goes_first_and_the_earliest_still_gets_every_fourth_step(
     assert [chunk.key for [chunk, *_] in steps[:3]] == ["high-0", "high-1", "high-2"]
     assert sum(chunk.num_tokens for step in steps for chunk in step if chunk.key == "low") >= 150
     assert [any(chunk.key == "low" for chunk in step) for step in steps].count(True) == 3
+
+
+def test_background_requests_get_a_little_of_what_others_leave() -> None:
+    batcher = Batcher()
+    batcher.add(TokenCursor("b", 300, 300, 0, rank=2, is_background=True))
+    batcher.add(TokenCursor("c", 0, 50, 49, is_background=True))
+    assert run(batcher, 640) == (Chunk("b", 0, 40),)  # alone: a 16th
+    batcher.add(TokenCursor("row", 0, 9, 8))
+    batcher.add(TokenCursor("prompt", 1000, 1000, 0))
+    assert run(batcher, 640) == (Chunk("row", 8, 9), Chunk("prompt", 0, 639))  # nothing is left
+    assert run(batcher, 640) == (Chunk("prompt", 639, 1000), Chunk("b", 40, 50))  # a 64th beside others
+    batcher.remove("b")
+    assert run(batcher, 640) == (Chunk("c", 49, 50),) and not batcher.has_work
+    batcher.add(TokenCursor("d", 0, 3, 0, is_background=True))
+    assert [run(batcher, 1) for _ in range(3)] == [(Chunk("d", at, at + 1),) for at in range(3)]

@@ -65,13 +65,13 @@ async def test_a_replay_is_two_scores_in_the_lowest_class_that_leave_nothing(clu
     )
     await told("measured", before)
     own, deep, shallow = decode.seen
-    assert (own.request_id, own.leaves_no_prefix, list(own.continuation_ids)) == ("mine", False, [])
+    assert (own.request_id, own.background, list(own.continuation_ids)) == ("mine", False, [])
     assert [replay.visibility for replay in (deep, shallow)] == ["full:boundary=1", done.visibility]
     for replay in (deep, shallow):
         assert (list(replay.prompt_ids), list(replay.continuation_ids)) == (list(own.prompt_ids), list(done.output_ids))
         assert (replay.priority, replay.cache_salt, replay.sampling.num_logprobs) == ("low", "pepper", 20)
-        assert replay.leaves_no_prefix and replay.request_id.startswith("shadow-") and replay.num_children <= 1
-    assert [task.leaves_no_prefix for task in cluster.prefill[0].seen] == [False, True, True]
+        assert replay.background and replay.request_id.startswith("shadow-") and replay.num_children <= 1
+    assert [task.background for task in cluster.prefill[0].seen] == [False, True, True]
     assert instruments.PREFILLS.labels("prefill_worker", "long")._value.get() == prefilled + 1  # the client's alone
     [quality] = [q for q in cluster.router.service.server_info().quality if q.visibility == POLICY]
     assert (quality.state, quality.num_samples, quality.num_tokens, quality.agreement) == ("served", 1, 5, 1.0)

@@ -58,7 +58,7 @@ class Constraint(_message.Message):
     def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., grammar: _Optional[str] = ..., choices_json: _Optional[str] = ...) -> None: ...
 
 class DecodeRequest(_message.Message):
-    __slots__ = ("request_id", "caller", "prompt_ids", "replay_token_ids", "visibility", "sampling", "num_children", "prompt_logprobs", "continuation_ids", "priority", "tenant", "cache_salt", "age_s", "child_replays", "local_prefill", "leaves_no_prefix")
+    __slots__ = ("request_id", "caller", "prompt_ids", "replay_token_ids", "visibility", "sampling", "num_children", "prompt_logprobs", "continuation_ids", "priority", "tenant", "cache_salt", "age_s", "child_replays", "local_prefill", "background")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CALLER_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -74,7 +74,7 @@ class DecodeRequest(_message.Message):
     AGE_S_FIELD_NUMBER: _ClassVar[int]
     CHILD_REPLAYS_FIELD_NUMBER: _ClassVar[int]
     LOCAL_PREFILL_FIELD_NUMBER: _ClassVar[int]
-    LEAVES_NO_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    BACKGROUND_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     caller: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -90,8 +90,8 @@ class DecodeRequest(_message.Message):
     age_s: float
     child_replays: _containers.RepeatedCompositeFieldContainer[ChildReplay]
     local_prefill: LocalPrefill
-    leaves_no_prefix: bool
-    def __init__(self, request_id: _Optional[str] = ..., caller: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., replay_token_ids: _Optional[_Iterable[int]] = ..., visibility: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., num_children: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., continuation_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[str] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., age_s: _Optional[float] = ..., child_replays: _Optional[_Iterable[_Union[ChildReplay, _Mapping]]] = ..., local_prefill: _Optional[_Union[LocalPrefill, _Mapping]] = ..., leaves_no_prefix: bool = ...) -> None: ...
+    background: bool
+    def __init__(self, request_id: _Optional[str] = ..., caller: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., replay_token_ids: _Optional[_Iterable[int]] = ..., visibility: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., num_children: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., continuation_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[str] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., age_s: _Optional[float] = ..., child_replays: _Optional[_Iterable[_Union[ChildReplay, _Mapping]]] = ..., local_prefill: _Optional[_Union[LocalPrefill, _Mapping]] = ..., background: bool = ...) -> None: ...
 
 class LocalPrefill(_message.Message):
     __slots__ = ("below_tokens", "cached_share", "no_prefill_worker")
@@ -226,7 +226,7 @@ class DecodeEvent(_message.Message):
     def __init__(self, reserved: _Optional[_Union[Reserved, _Mapping]] = ..., tokens: _Optional[_Union[SampledTokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("request_id", "attempt_id", "prompt_ids", "num_prompt_tokens", "visibility", "cached_tokens", "plan_digest", "decode_address", "decode_worker_id", "decode_epoch", "priority", "tenant", "cache_salt", "leaves_no_prefix")
+    __slots__ = ("request_id", "attempt_id", "prompt_ids", "num_prompt_tokens", "visibility", "cached_tokens", "plan_digest", "decode_address", "decode_worker_id", "decode_epoch", "priority", "tenant", "cache_salt", "background")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -240,7 +240,7 @@ class PrefillRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
-    LEAVES_NO_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    BACKGROUND_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt_id: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -254,8 +254,8 @@ class PrefillRequest(_message.Message):
     priority: str
     tenant: str
     cache_salt: str
-    leaves_no_prefix: bool
-    def __init__(self, request_id: _Optional[str] = ..., attempt_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., visibility: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., plan_digest: _Optional[str] = ..., decode_address: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., decode_epoch: _Optional[int] = ..., priority: _Optional[str] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., leaves_no_prefix: bool = ...) -> None: ...
+    background: bool
+    def __init__(self, request_id: _Optional[str] = ..., attempt_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., visibility: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., plan_digest: _Optional[str] = ..., decode_address: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., decode_epoch: _Optional[int] = ..., priority: _Optional[str] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., background: bool = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
     __slots__ = ("sent_payload_bytes", "queue_ms", "compute_ms", "after_compute_ms", "cached_tokens")
