@@ -37,10 +37,13 @@ class Resident:
 def open_for(config: WorkerConfig) -> ModelFiles:
     """Open the model and check that the configuration fits it, before any weight is read. Blocking, but short.
 
-    Raises InvalidConfig when the model is unusable, an allowed depth exceeds it or the pool cannot hold one request.
+    Raises InvalidConfig when the model is unusable, an allowed depth exceeds it or the pool cannot hold one request, and Mismatch
+    when the adapter is for another model or was tuned under another visibility than those allowed.
     """
-    model = open_model(config.model)
-    config.allowed_policies(model.config.shape.num_layers)
+    model = open_model(config.model, config.adapter)
+    policies = config.allowed_policies(model.config.shape.num_layers)
+    if model.adapter is not None and not config.adapter_any_visibility:
+        model.adapter.check_visibilities(policies, model.config.shape.num_layers)
     config.pool_blocks(model.config.shape)
     config.check_entries(model.config.shape)
     return model
@@ -69,7 +72,7 @@ def fingerprint_of(model: ModelFiles, config: WorkerConfig) -> Fingerprint:
     shape = model.config.shape
     return Fingerprint(
         revision=model.revision,
-        adapter="",
+        adapter=model.adapter_digest,
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         num_kv_heads=shape.num_kv_heads,

@@ -11,7 +11,7 @@ from shoal.engine.kernels import memory
 from shoal.engine.weights.held import HeldLayers
 from shoal.engine.weights.layers import KvWeights, LayerWeights, ModelWeights
 from shoal.engine.weights.read import TensorReader, open_reader
-from shoal.model_files import FileFormat, ModelFiles, Part
+from shoal.model_files import FileFormat, ModelFiles, Part, TensorInfo
 from shoal.types import DType
 
 Progress = Callable[[int, int], None]  # bytes read so far, bytes to read
@@ -157,10 +157,23 @@ class _Loader:
         row = 0
         for part, info in zip(parts, infos, strict=True):
             pairs_of = self._head_dim if self._has_paired_rows and part in (Part.Q, Part.K) else None
-            self._reader.read_into(info, out[row : row + info.shape[0]], pairs_of=pairs_of)
+            self._read_into(part, layer, info, out[row : row + info.shape[0]], pairs_of)
             row += info.shape[0]
             if layer is not None:
                 self.layers_opened.add(layer)
             if self._progress is not None:
                 self._progress(self._reader.num_bytes_read, self._total_bytes)
         return out
+
+    def _read_into(self, part: Part, layer: int | None, info: TensorInfo, out: Tensor, pairs_of: int | None) -> None:
+        """A weight, with what the adapter adds to it. The sum is made in float32 and rounded once."""
+        adapter = self._model.adapter
+        added = None if adapter is None or layer is None else adapter.low_rank.get((part, layer))
+        if added is None:
+            self._reader.read_into(info, out, pairs_of=pairs_of)
+            return
+        whole, a, b = (torch.empty(t.shape) for t in (info, added.a, added.b))
+        self._reader.read_into(info, whole, pairs_of=pairs_of)
+        for tensor, matrix in ((added.a, a), (added.b, b)):
+            self._reader.read_into(tensor, matrix)
+        out.copy_(whole.addmm_(b, a, alpha=added.scale))

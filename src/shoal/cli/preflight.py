@@ -25,12 +25,14 @@ def check(config: ServeConfig) -> ModelFiles:
     missing = [name for name in ("torch", "ray", "psutil") if find_spec(name) is None]
     if missing:
         raise InvalidConfig(f"`shoal serve` needs {', '.join(missing)}; run `pip install 'shoal[serve]'`")
-    model = open_model(config.model)
+    model = open_model(config.model, config.adapter)
     shape = model.config.shape
     for pool in config.pools:
         worker = config.worker(pool)
         try:
-            worker.allowed_policies(shape.num_layers)
+            policies = worker.allowed_policies(shape.num_layers)
+            if model.adapter is not None and not config.adapter_any_visibility:
+                model.adapter.check_visibilities(policies, shape.num_layers)
             worker.pool_blocks(shape)
             worker.check_entries(shape)
         except InvalidConfig as error:

@@ -14,6 +14,8 @@ from shoal.errors import InvalidConfig
 
 HELP: Final[dict[str, str]] = {
     "model": "A known model (`shoal models`), a .gguf file or a Hugging Face folder.",
+    "adapter": "Folder of a LoRA adapter for the model (`shoal tune` makes one), merged into its weights at load.",
+    "adapter_any_visibility": "Serve the adapter under other visibilities than the one it was tuned for, too.",
     "dtype": "Weights, hidden states and KV: float32 or bfloat16.",
     "visibilities": "Visibilities that requests may choose, the default first: full,speed:22,pop:20.",
     "max_boundary_tokens": "The largest boundary a request may choose.",

@@ -30,6 +30,8 @@ class ServeConfig:
     """
 
     model: str = "smollm2-135m"
+    adapter: str = ""  # folder of a LoRA adapter for it; "": none
+    adapter_any_visibility: bool = False  # serve it under other visibilities than the one it was tuned for
     dtype: str = DType.FLOAT32
     visibilities: tuple[str, ...] = ("full",)  # the allow-list; the first is the default
     max_boundary_tokens: int = 64
@@ -308,6 +310,8 @@ class ServeConfig:
             worker_id=worker_id or f"{pool}-0",
             pool=pool,
             model=self.model,
+            adapter=self.adapter,
+            adapter_any_visibility=self.adapter_any_visibility,
             epoch=epoch,
             dtype=DType(self.dtype),
             num_threads=self.threads_per_worker,

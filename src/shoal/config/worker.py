@@ -32,6 +32,8 @@ class WorkerConfig:
     worker_id: str
     pool: Pool
     model: str  # a known model's name or a path
+    adapter: str = ""  # the folder of a LoRA adapter for it, merged at load; "": none
+    adapter_any_visibility: bool = False  # serve it under other visibilities than the one it was tuned for
     epoch: int = 0  # the worker's incarnation; a restarted worker has a higher one
     dtype: DType = DType.FLOAT32
     num_threads: int = 1  # of the step thread's tensor operations

@@ -1,5 +1,6 @@
 """Where a model lives on disk and what its files say: configuration, tokenizer, licence. No torch."""
 
+from shoal.model_files.adapter import AdapterFiles, LowRank
 from shoal.model_files.catalogue import DEFAULT_MODEL, KnownModel, known_models
 from shoal.model_files.config import ARCHITECTURES, DecoderConfig, RopeConfig, RopeKind
 from shoal.model_files.model import ModelFiles, open_model
@@ -10,11 +11,13 @@ from shoal.model_files.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
     "ARCHITECTURES",
+    "AdapterFiles",
     "DEFAULT_MODEL",
     "ChatTemplate",
     "DecoderConfig",
     "FileFormat",
     "KnownModel",
+    "LowRank",
     "ModelFiles",
     "Part",
     "Prompt",

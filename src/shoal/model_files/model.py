@@ -3,10 +3,11 @@
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shoal.errors import InvalidConfig
+from shoal.model_files.adapter import AdapterFiles, open_adapter
 from shoal.model_files.catalogue import DEFAULT_MODEL, known_models
 from shoal.model_files.config import DecoderConfig
 from shoal.model_files.gguf_config import read_gguf_config
@@ -29,6 +30,12 @@ class ModelFiles:
     license: str  # "" when the files do not say
     revision: str  # 16 hex digits; equal for equal weights, wherever they lie and however they are sharded
     tensors: Mapping[str, TensorInfo] = field(repr=False, hash=False)
+    adapter: AdapterFiles | None = None  # merged into the weights as they are read
+
+    @property
+    def adapter_digest(self) -> str:
+        """What distinguishes the model with this adapter from the model with another; "" without one."""
+        return "" if self.adapter is None else self.adapter.digest
 
     def tensor(self, part: Part, layer: int | None = None) -> TensorInfo:
         """Where a part of the model (or of a layer) lies; a tied head is the embedding."""
@@ -37,11 +44,18 @@ class ModelFiles:
         return self.tensors[tensor_name(self.format, part, layer)]
 
 
-def open_model(name_or_path: str = DEFAULT_MODEL) -> ModelFiles:
-    """Open a known model by name, a .gguf file, or a Hugging Face folder (config.json and safetensors).
+def open_model(name_or_path: str = DEFAULT_MODEL, adapter: str = "") -> ModelFiles:
+    """Open a known model by name, a .gguf file, or a Hugging Face folder (config.json and safetensors), and the folder of an
+    adapter for it, unless that is "".
 
-    Raises InvalidConfig with words when it is missing, incomplete, cut short, or of an unsupported architecture.
+    Raises InvalidConfig with words when it is missing, incomplete, cut short, or of an unsupported architecture, and Mismatch
+    when the adapter is for another model.
     """
+    model = _open_base(name_or_path)
+    return replace(model, adapter=open_adapter(adapter, model.config, model.revision)) if adapter else model
+
+
+def _open_base(name_or_path: str) -> ModelFiles:
     for known in known_models():
         if known.name == name_or_path:
             if (path := known.path) is None:
