@@ -47,13 +47,13 @@ def load_data(source: str, model: ModelFiles, options: DataOptions) -> LoadedDat
 
     Raises InvalidConfig for data that cannot be used: nothing long enough, a line without a response, one beyond the context.
     """
-    records = read_jsonl(Path(source)) if source.endswith((".jsonl", ".json")) else shipped_records(source)
+    records = read_records(source)
     tokenizer = load_tokenizer(model)
     encoder = PromptEncoder(tokenizer)
     plain = [record for record in records if record.text is not None]
     given = [record for record in records if record.text is None][: options.max_examples]
     max_tokens = model.config.shape.max_context
-    examples = [_example(record, encoder, tokenizer, model, options, max_tokens) for record in given]
+    examples = [to_example(record, encoder, tokenizer, model, chat=options.chat) for record in given]
     is_chat = options.chat or any(record.messages for record in given)
     if plain:
         examples += _excerpts(plain, tokenizer, options, max_tokens, source)
@@ -61,12 +61,15 @@ def load_data(source: str, model: ModelFiles, options: DataOptions) -> LoadedDat
     return LoadedData(source, tuple(examples[: options.max_examples]), boundary)
 
 
-def _example(
-    record: Record, encoder: PromptEncoder, tokenizer: Tokenizer, model: ModelFiles, options: DataOptions, max_tokens: int
-) -> Example:
+def read_records(source: str) -> list[Record]:
+    """The lines of a .jsonl file, or a shipped text by name. Raises InvalidConfig."""
+    return read_jsonl(Path(source)) if source.endswith((".jsonl", ".json")) else shipped_records(source)
+
+
+def to_example(record: Record, encoder: PromptEncoder, tokenizer: Tokenizer, model: ModelFiles, *, chat: bool = False) -> Example:
     """A prompt with its response; a chat's response ends with the model's end token."""
     response = record.response or ""
-    if record.messages or options.chat:
+    if record.messages or chat:
         messages: Sequence[object] = record.messages or [{"role": "user", "content": record.prompt}]
         if not encoder.has_chat_template:
             raise Unsupported(f"{record.where} is a conversation, and this model has no chat template; give prompt and response")
@@ -77,7 +80,7 @@ def _example(
         ids = encoder.encode_continuation(record.prompt or "", prompt, response)
     if not prompt or not ids:
         raise InvalidConfig(f"{record.where}: prompt or response comes out of the tokenizer empty")
-    if len(prompt) + len(ids) > max_tokens:
+    if len(prompt) + len(ids) > (max_tokens := model.config.shape.max_context):
         raise InvalidConfig(
             f"{record.where} has {len(prompt)} + {len(ids)} tokens, which exceeds the model's context of {max_tokens}; shorten it"
         )

@@ -28,8 +28,8 @@ class TuneOptions:
     first_layer: int = 8  # layers below stay as they are, and the teacher shares them
     learning_rate: float = 2e-3
     warmup_steps: int = 20
-    sequence_tokens: int = 384  # of a window over plain texts
-    batch_sequences: int = 2  # in one step of one process
+    sequence_tokens: int = 640  # of a window over plain texts
+    batch_sequences: int = 1  # in one step of one process
     response_tokens: tuple[int, ...] = (32, 48, 64, 96, 128)  # lengths that a step cuts a window's responses to
     candidates: int = 12_288  # tokens, the data's most frequent, over which distillation compares; 0: the whole vocabulary
     supervised: bool = False  # the data's own tokens as targets, in place of the full-depth model's distribution
