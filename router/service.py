@@ -191,6 +191,7 @@ class RouterService:
             revision=model.revision,
             dtype=self._dtype,
             license=model.license,
+            adapter=self._adapter,
         )
 
     def server_info(self) -> shoal_pb2.GetServerInfoResponse:
@@ -216,6 +217,12 @@ class RouterService:
     async def loads(self) -> shoal_pb2.GetLoadsResponse:
         """What every worker that answers holds now."""
         return shoal_pb2.GetLoadsResponse(loads=await self.parts.registry.reports())
+
+    @property
+    def _adapter(self) -> str:
+        """Digest of what the decode workers merged into the model; "" for nothing, and until one is known."""
+        decoders = self.parts.registry.pool(DECODE)
+        return decoders[0].fingerprint.adapter if decoders else ""
 
     @property
     def _dtype(self) -> DType:

@@ -34,7 +34,7 @@ def docstrings(packages: str) -> Iterator[Record]:
         for path in files:
             if {"site-packages", "dist-packages", "test", "tests", "idlelib"} & set(path.relative_to(root.parent).parts):
                 continue
-            if text := "\n\n".join(_docstrings(path)):
+            if text := "\n\n".join(docstrings_of(path)):
                 yield Record(f"docstrings/{path.relative_to(root.parent)}", text=text)
 
 
@@ -63,10 +63,11 @@ def _root(package: str) -> Path:
     return origin.parent if origin.name == "__init__.py" else origin
 
 
-def _docstrings(path: Path) -> Iterator[str]:
+def docstrings_of(path: Path) -> Iterator[str]:
+    """Of a module and what it defines; those that say something, in ASCII. The module is read, not imported."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError, OSError):
+    except (SyntaxError, ValueError, OSError, RecursionError):
         return  # a template or a test's broken file: nothing to read there
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

@@ -35,7 +35,9 @@ class LowerAttention:
         queries = q.view(self.num_sequences, self.width, s.num_kv_heads, repeats, s.head_dim).permute(0, 2, 3, 1, 4)
         queries = queries.reshape(num_groups, repeats, self.width, s.head_dim)
         keys, values = (
-            t.reshape(self.num_sequences, self.width, s.num_kv_heads, s.head_dim).transpose(1, 2).reshape(num_groups, -1, s.head_dim)
+            t.reshape(self.num_sequences, self.width, s.num_kv_heads, s.head_dim)
+            .transpose(1, 2)
+            .reshape(num_groups, -1, s.head_dim)
             for t in (k, v)
         )
         blocks = []
@@ -72,7 +74,9 @@ class UpperAttention:
         for t in (k, v):
             own = t[cut:].view(num_spans, length, s.num_kv_heads, s.head_dim)
             anchors = t[:cut].view(num_sequences, a, s.num_kv_heads, s.head_dim)[self.batch.sequence]
-            kept.append(torch.cat((anchors, own), dim=1).transpose(1, 2).reshape(num_spans * s.num_kv_heads, a + length, s.head_dim))
+            kept.append(
+                torch.cat((anchors, own), dim=1).transpose(1, 2).reshape(num_spans * s.num_kv_heads, a + length, s.head_dim)
+            )
         mask = self._mask(q.dtype)  # [G, 1, n, a + n]
         mask = mask.expand(-1, s.num_kv_heads, -1, -1).reshape(num_spans * s.num_kv_heads, 1, length, a + length)
         out = _attend(span_q.reshape(num_spans * s.num_kv_heads, repeats, length, s.head_dim), kept[0], kept[1], mask)

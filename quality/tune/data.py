@@ -47,7 +47,13 @@ def training_tokens(records: Sequence[Record], model: ModelFiles, options: TuneO
 
 
 def held_out_windows(
-    records: Sequence[Record], model: ModelFiles, *, prompt_tokens: int = 512, response_tokens: int = 64, count: int = 24, seed: int = 0
+    records: Sequence[Record],
+    model: ModelFiles,
+    *,
+    prompt_tokens: int = 512,
+    response_tokens: int = 64,
+    count: int = 24,
+    seed: int = 0,
 ) -> list[Window]:
     """Prompts with their continuations, from plain texts. Raises InvalidConfig when no text is long enough."""
     tokenizer = load_tokenizer(model)

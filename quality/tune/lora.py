@@ -60,7 +60,8 @@ class Lora:
 
     def _pair(self, layer: int, parts: tuple[Part, ...], dtype: torch.dtype) -> Pair:
         a = torch.cat([self.parameters[adapter_tensor_name(part, layer, "A")] for part in parts])
-        b = torch.block_diag(*(self.parameters[adapter_tensor_name(part, layer, "B")] for part in parts))
+        columns = [self.parameters[adapter_tensor_name(part, layer, "B")] for part in parts]
+        b: Tensor = torch.block_diag(*columns)  # type: ignore[no-untyped-call]
         return (a * (self.alpha / self.rank)).to(dtype), b.to(dtype)
 
     def __iter__(self) -> Iterator[Tensor]:

@@ -17,7 +17,7 @@ class _HeadLoss(torch.autograd.Function):
         """hidden [R, h]; head [V, h]; target: the teacher's hidden states [R, h], or labels [R]."""
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
         gradients = []
-        for rows, wanted in zip(hidden.split(_ROWS), target.split(_ROWS), strict=True):
+        for rows, wanted in zip(torch.split(hidden, _ROWS), torch.split(target, _ROWS), strict=True):
             scores = F.log_softmax(F.linear(rows, head).float(), dim=-1)
             if wanted.dim() == 2:
                 teacher = F.log_softmax(F.linear(wanted, head).float(), dim=-1)
@@ -40,11 +40,11 @@ class _HeadLoss(torch.autograd.Function):
 
 def distillation_loss(student: Tensor, teacher: Tensor, head: Tensor) -> Tensor:
     """Mean KL(teacher ‖ student) over the tokens whose rows `head` holds. Both [R, h], normed."""
-    loss: Tensor = _HeadLoss.apply(student, head, teacher)
+    loss: Tensor = _HeadLoss.apply(student, head, teacher)  # type: ignore[no-untyped-call]
     return loss
 
 
 def supervised_loss(student: Tensor, labels: Tensor, head: Tensor) -> Tensor:
     """Mean cross-entropy of labels [R] over the whole vocabulary."""
-    loss: Tensor = _HeadLoss.apply(student, head, labels)
+    loss: Tensor = _HeadLoss.apply(student, head, labels)  # type: ignore[no-untyped-call]
     return loss

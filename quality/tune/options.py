@@ -22,7 +22,7 @@ class TuneOptions:
     """
 
     visibility: Visibility  # as it will be served; its boundary counts for prompts with responses
-    tokens: int = 1_500_000  # of all sequences that pass through the model, over all processes
+    tokens: int = 640_000  # of all sequences that pass through the model, over all processes
     rank: int = 16
     alpha: float = 32.0  # the adapter adds alpha / rank · B·A
     first_layer: int = 8  # layers below stay as they are, and the teacher shares them

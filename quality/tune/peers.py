@@ -31,7 +31,7 @@ class Peers:
         flat = torch.cat([tensor.flatten() for tensor in listed])
         dist.all_reduce(flat)
         flat /= self.num_processes
-        for tensor, mean in zip(listed, flat.split([tensor.numel() for tensor in listed]), strict=True):
+        for tensor, mean in zip(listed, torch.split(flat, [tensor.numel() for tensor in listed]), strict=True):
             tensor.copy_(mean.view_as(tensor))
 
     def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""The loop: a step is windows → both passes → loss → averaged gradients → optimizer. Stoppable anywhere, resumable, reproducible."""
+"""The loop: a step is windows → both passes → loss → averaged gradients → optimizer. Stoppable and resumable anywhere."""
 
 import math
 import time
@@ -10,7 +10,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from shoal.engine.dtypes import torch_dtype
 from shoal.engine.weights import HeldLayers, load_weights
 from shoal.errors import InvalidConfig, InvalidRequest
 from shoal.model_files import ModelFiles
@@ -160,8 +159,8 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(list(self.lora), self.options.clip_norm)
         if not (torch.isfinite(told).all() and torch.isfinite(norm)):
             raise InvalidRequest(
-                f"the loss of step {number + 1} is {float(told):g} (gradient {float(norm):g}): training has diverged. The last good "
-                f"checkpoint is kept in {self.folder}; run the same command with a lower --learning-rate than "
+                f"the loss of step {number + 1} is {float(told):g} (gradient {float(norm):g}): training has diverged. The last "
+                f"good checkpoint is kept in {self.folder}; run the same command with a lower --learning-rate than "
                 f"{self.options.learning_rate:g} to go on from there"
             )
         self._optimizer.step()
@@ -181,8 +180,3 @@ class Trainer:
         for name, tensor in self.lora.parameters.items():
             self._optimizer.state[tensor] = {key: state[f"{key}.{name}"].clone() for key in ("step", "exp_avg", "exp_avg_sq")}
         self._loss = float(state["loss"])
-
-
-def load_dtype(options: TuneOptions) -> torch.dtype:
-    """What the adapter is written in."""
-    return torch_dtype(options.dtype)

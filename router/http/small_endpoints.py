@@ -117,6 +117,7 @@ class SmallEndpoints:
                 "max_boundary_tokens": info.max_boundary_tokens,
                 "num_layers": info.num_layers,
                 "revision": info.revision,
+                "adapter": info.adapter,
                 "dtype": info.dtype,
                 "license": info.license,
             },

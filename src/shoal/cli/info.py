@@ -24,6 +24,8 @@ def info(server: Server) -> None:
         facts.add_column(style="bold")
         facts.add_row("model", f"{model.served_model_name} ({model.model_type}, {model.num_layers} layers, {model.dtype})")
         facts.add_row("revision", model.revision)
+        if model.adapter:
+            facts.add_row("adapter", model.adapter)
         facts.add_row("licence", model.license or "not stated")
         facts.add_row("context", f"{model.max_context_length} tokens, prompt and answer together")
         facts.add_row("visibilities", ", ".join(model.allowed_visibilities) + "  (the first is the default)")

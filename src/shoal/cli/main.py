@@ -27,6 +27,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {  # name: (module:attribute, what
     "plan": ("shoal.cli.plan:plan", "The cheapest cluster for a workload and its targets, or why there is none."),
     "simulate": ("shoal.cli.simulate:simulate", "Simulate a cluster under a trace or drawn requests."),
     "diagnose": ("shoal.cli.diagnose:diagnose", "Show what each layer is worth to prompts, and choose a prefill depth."),
+    "tune": ("shoal.cli.tune:tune", "Tune an adapter under the visibility it will be served with."),
+    "corpus": ("shoal.cli.corpus:corpus", "Write training text out of the packages that are installed."),
     "eval": ("shoal.cli.evaluate:evaluate", "Measure what each visibility costs a model in quality."),
     "version": ("shoal.cli.version:version", "Print the version."),
 }

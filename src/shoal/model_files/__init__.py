@@ -11,8 +11,8 @@ from shoal.model_files.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
     "ARCHITECTURES",
-    "AdapterFiles",
     "DEFAULT_MODEL",
+    "AdapterFiles",
     "ChatTemplate",
     "DecoderConfig",
     "FileFormat",

@@ -367,7 +367,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model_path", "served_model_name", "model_type", "max_context_length", "vocab_size", "num_layers", "eos_token_ids", "bos_token_id", "allowed_visibilities", "max_boundary_tokens", "revision", "dtype", "license")
+    __slots__ = ("model_path", "served_model_name", "model_type", "max_context_length", "vocab_size", "num_layers", "eos_token_ids", "bos_token_id", "allowed_visibilities", "max_boundary_tokens", "revision", "dtype", "license", "adapter")
     MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
     SERVED_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -381,6 +381,7 @@ class GetModelInfoResponse(_message.Message):
     REVISION_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     LICENSE_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     model_path: str
     served_model_name: str
     model_type: str
@@ -394,7 +395,8 @@ class GetModelInfoResponse(_message.Message):
     revision: str
     dtype: str
     license: str
-    def __init__(self, model_path: _Optional[str] = ..., served_model_name: _Optional[str] = ..., model_type: _Optional[str] = ..., max_context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., allowed_visibilities: _Optional[_Iterable[str]] = ..., max_boundary_tokens: _Optional[int] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., license: _Optional[str] = ...) -> None: ...
+    adapter: str
+    def __init__(self, model_path: _Optional[str] = ..., served_model_name: _Optional[str] = ..., model_type: _Optional[str] = ..., max_context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., allowed_visibilities: _Optional[_Iterable[str]] = ..., max_boundary_tokens: _Optional[int] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., license: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()
