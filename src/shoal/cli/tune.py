@@ -41,7 +41,11 @@ _EVERY = 20  # steps between lines where there is no terminal
 @click.option("--candidates", default=12_288, show_default=True, help="Tokens that distillation compares; 0: all.")
 @click.option("--clip-norm", default=1.0, show_default=True, help="Of the gradient.")
 @click.option(
-    "--dtype", type=click.Choice([str(kind) for kind in DType]), default="bfloat16", show_default=True, help="Of frozen weights and states."
+    "--dtype",
+    type=click.Choice([str(kind) for kind in DType]),
+    default="bfloat16",
+    show_default=True,
+    help="Of frozen weights and states.",
 )
 @click.option("--gradient-checkpointing", is_flag=True, help="Compute layers again in backward: slower, less memory.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
