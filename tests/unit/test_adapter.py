@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from shoal.cli.preflight import check
@@ -75,9 +74,10 @@ def test_rows_of_a_gguf_file_are_put_in_order_before_the_sum(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen3-qk-norm-tied"])
 def test_peft_reads_what_we_write_and_gives_the_same_scores(variant: str, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed; the dev extra brings it")
     files = support.model_files(variant)
     folder = write_random_adapter(tmp_path, files, "full")
-    reference = PeftModel.from_pretrained(support.reference(variant), str(folder))
+    reference = peft.PeftModel.from_pretrained(support.reference(variant), str(folder))
     ids = support.prompt(19)
     with torch.inference_mode():
         expected = reference(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
