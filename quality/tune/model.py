@@ -105,14 +105,14 @@ class TunedModel:
         normed = self._norm(x, w.input_norm)
         heads = _linear(normed, w.qkv_weight, None if lora is None else lora.qkv, w.qkv_bias)
         heads = heads.view(num_rows, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
-        turning, v = torch.split(heads, (s.num_heads + s.num_kv_heads, s.num_kv_heads), dim=1)
+        turning, v = torch.split(heads, [s.num_heads + s.num_kv_heads, s.num_kv_heads], dim=1)
         if w.q_norm is not None and w.k_norm is not None:
-            q, k = torch.split(turning, (s.num_heads, s.num_kv_heads), dim=1)
+            q, k = torch.split(turning, [s.num_heads, s.num_kv_heads], dim=1)
             turning = torch.cat((self._norm(q, w.q_norm), self._norm(k, w.k_norm)), dim=1)
         first, second = turning.chunk(2, dim=-1)
         cos, sin = rotary
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-        q, k = torch.split(turned, (s.num_heads, s.num_kv_heads), dim=1)
+        q, k = torch.split(turned, [s.num_heads, s.num_kv_heads], dim=1)
         x = x + _linear(attention(q, k, v), w.output_weight, None if lora is None else lora.output)
         gate, up = _linear(self._norm(x, w.post_norm), w.gate_up_weight, None if lora is None else lora.gate_up).chunk(2, dim=-1)
         return x + _linear(F.silu(gate) * up, w.down_weight, None if lora is None else lora.down)
