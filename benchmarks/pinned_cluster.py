@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,4 +102,5 @@ def workers(model: str, dtype: str, visibilities: Sequence[str], **changes: obje
     """Equal configurations of a prefill and a decode worker, as `shoal serve` would give them."""
     common = {"model": model, "dtype": dtype, "allowed_visibilities": list(visibilities), "kv_memory_bytes": 512 << 20} | changes
     made = [WorkerConfig.from_dict({"worker_id": f"{pool}-0", "pool": str(pool), **common}) for pool in Pool]
-    return made[0], made[1]
+    prefill, decode = (replace(each, transfer=each.transfer.within(each.token_budget)) for each in made)
+    return prefill, decode

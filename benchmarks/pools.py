@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ async def worker(folder: Path, pool: Pool, model: str, visibilities: list[str], 
     config = WorkerConfig(
         name, pool, model, allowed_visibilities=tuple(Visibility.parse(text) for text in visibilities), **changes
     )
+    config = replace(config, transfer=config.transfer.within(config.token_budget))
     path = folder / f"{name}.json"
     path.write_text(json.dumps(config.to_dict()))
     environment = os.environ | {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": str(config.num_threads)}

@@ -299,13 +299,9 @@ class ServeConfig:
         with named(name):
             return parse_cpus(getattr(self, name))
 
-    def _transfer_of_workers(self) -> TransferConfig:
-        """No message spans more tokens than one prefill step: it would leave with its last step, and nothing before."""
-        entry_tokens = min(self.transfer.max_entry_tokens, self.token_budget)
-        return replace(self.transfer, backend=self.transfer_backend, host=self.worker_host, max_entry_tokens=entry_tokens)
-
     def worker(self, pool: Pool, worker_id: str = "", epoch: int = 0) -> WorkerConfig:
         """What one worker of a pool is told. Raises InvalidConfig."""
+        transfer = self.transfer.within(self.token_budget)
         return WorkerConfig(
             worker_id=worker_id or f"{pool}-0",
             pool=pool,
@@ -329,7 +325,7 @@ class ServeConfig:
             host=self.worker_host,
             port=self.worker_port,
             cluster=self.cluster,
-            transfer=self._transfer_of_workers(),
+            transfer=replace(transfer, backend=self.transfer_backend, host=self.worker_host),
             chaos=self.chaos,
         )
 

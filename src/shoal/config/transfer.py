@@ -1,6 +1,7 @@
 """Settings of the KV transfer. What both ends must share travels in the fingerprint."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from shoal.errors import InvalidConfig
 
@@ -37,6 +38,10 @@ class TransferConfig:
     lease_s: float = 30.0  # a reservation without Accept, an Open, a Ready or a Trailer without its answer
     pair_idle_s: float = 300.0  # a pair without a transfer for so long is torn down
     max_deadline_s: float = 3600.0  # no request lives longer; ids of ended attempts are remembered for so long
+
+    def within(self, token_budget: int) -> Self:
+        """No message spans more tokens than one prefill step: it would leave with its last step, and nothing before."""
+        return replace(self, max_entry_tokens=min(self.max_entry_tokens, token_budget))
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
