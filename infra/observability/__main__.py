@@ -17,12 +17,14 @@ ROOT: Final = Path(__file__).parents[2]
 DASHBOARD: Final = ROOT / "infra" / "dashboards" / "shoal.json"
 RULES: Final = ROOT / "infra" / "alerts" / "shoal.rules.yaml"
 RULE_TESTS: Final = ROOT / "infra" / "alerts" / "shoal.test.yaml"
+CHART_FILES: Final = ROOT / "infra" / "charts" / "shoal" / "files"
 SCRAPING: Final = ROOT / "infra" / "compose" / "prometheus.yaml"
 
 
-def generated() -> dict[Path, str]:
-    """Every file that is made, and its text."""
-    return {DASHBOARD: dashboard(rows(declared())), RULES: alerts.rules()}
+def generated(runbooks: str = "") -> dict[Path, str]:
+    """Every file that is made, and its text; the Helm chart has copies, as a chart reads no file outside its folder."""
+    made = {DASHBOARD: dashboard(rows(declared())), RULES: alerts.rules(runbooks)}
+    return made | ({CHART_FILES / path.name: text for path, text in made.items()} if CHART_FILES.is_dir() else {})
 
 
 def wrong() -> list[str]:
@@ -77,7 +79,7 @@ def main() -> int:
         words = wrong() + promtool()
         print("\n".join(words) or "dashboard and alerts are what the declared metrics make")
         return 1 if words else 0
-    for path, text in (generated() | {RULES: alerts.rules(options.runbooks)}).items():
+    for path, text in generated(options.runbooks).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         print(f"wrote {path.relative_to(ROOT)}")
