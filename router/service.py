@@ -219,6 +219,11 @@ class RouterService:
         return shoal_pb2.GetLoadsResponse(loads=await self.parts.registry.reports())
 
     @property
+    def fingerprint(self) -> str:
+        """Names the weights that answer: OpenAI's `system_fingerprint`."""
+        return "-".join(("shoal", self.parts.model.revision, *([self._adapter] if self._adapter else [])))
+
+    @property
     def _adapter(self) -> str:
         """Digest of what the decode workers merged into the model; "" for nothing, and until one is known."""
         decoders = self.parts.registry.pool(DECODE)

@@ -42,7 +42,6 @@ class Completions:
         self._service, self._limits = service, limits
         model = service.parts.model
         self._model, self._eos = model.name, model.config.eos_token_ids
-        self._fingerprint = f"shoal-{model.revision}"
         self._names = TokenNames(service.parts.tokenizer)
         self._style = CallStyle.of_template(service.parts.tokenizer.chat_template)
 
@@ -55,7 +54,7 @@ class Completions:
         def make_choice(prompt: int, index: int) -> Choice:
             return ChatChoice(index, question, self._style, self._names, self._eos)
 
-        heading = Heading(f"chatcmpl-{question.request.request_id}", kind, self._model, self._fingerprint)
+        heading = Heading(f"chatcmpl-{question.request.request_id}", kind, self._model, self._service.fingerprint)
         writer = Writer(heading, 1, make_choice, question.include_usage)
         return self._exchange([question.request], writer, CHAT_FIELDS)
 
@@ -69,7 +68,7 @@ class Completions:
         def make_choice(prompt: int, index: int) -> Choice:
             return CompletionChoice(index, question, echoed[prompt] if echoed else None, self._names, self._eos)
 
-        heading = Heading(f"cmpl-{request_id(request)}", "text_completion", self._model, self._fingerprint)
+        heading = Heading(f"cmpl-{request_id(request)}", "text_completion", self._model, self._service.fingerprint)
         writer = Writer(heading, question.num_choices, make_choice, question.include_usage, not question.prompt_only)
         return self._exchange(question.requests, writer, COMPLETION_FIELDS)
 

@@ -91,14 +91,14 @@ def evaluate(
             quality_module("plotting").check(plot_path)
         if own:
             taken = {name: options[name] for name in ("max_examples", "prompt_tokens", "response_tokens", "chat", "seed")}
-            files, decoder, loaded = load(model, data, threads, **taken)
+            files, decoder, loaded = load(model, data, threads, adapter=options["adapter"], **taken)
             with progress_bar() as told:
                 suite = quality_module("evaluate.suite").Suite(files, decoder, loaded, batch_size=batch_size, progress=told)
                 num_layers = files.config.shape.num_layers
                 run = _Tasks(suite, texts, options, num_layers, loaded, _calibration(data, files, taken), plot_path)
                 for name in own:
                     found[name] = run.run(name)
-            found |= {"model": files.name, "revision": files.revision, "data": loaded.name}
+            found |= {"model": files.name, "revision": files.revision, "adapter": files.adapter_digest, "data": loaded.name}
         if harness:
             room = quality_module("evaluate.harness")
             found["lm-eval"] = room.run_tasks(

@@ -15,8 +15,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def data_options(command: Command) -> Command:
-    """--data, --examples, --prompt-tokens, --response-tokens, --chat, --seed, --threads."""
+    """--adapter, --data, --examples, --prompt-tokens, --response-tokens, --chat, --seed, --threads."""
     options = (
+        click.option("--adapter", default="", metavar="FOLDER", help="Merge this adapter into the weights, full depth's too."),
         click.option(
             "--data",
             default="python-topics",
@@ -36,13 +37,13 @@ def data_options(command: Command) -> Command:
     return command
 
 
-def load(name: str, data: str, threads: int | None, **options: Any) -> tuple[ModelFiles, Any, Any]:
+def load(name: str, data: str, threads: int | None, *, adapter: str = "", **options: Any) -> tuple[ModelFiles, Any, Any]:
     """The model's files, its torch decoder, and the data: what both commands begin with."""
     if threads is not None:
         if threads < 1:
             raise InvalidConfig(f"--threads must be at least 1, not {threads}")
         quality_module("threads").use(threads)
-    files = open_model(name)
+    files = open_model(name, adapter)
     module = quality_module("data")
     loaded = module.load_data(data, files, module.DataOptions(**options))
     return files, quality_module("torch_model").TorchDecoder.load(files).eval(), loaded
