@@ -16,8 +16,8 @@ from shoal.errors import ShoalError
 from shoal.model_files import open_model
 from shoal.types import DType
 
-_QUICK = {"lengths": (512,), "repeats": 2}
-_FULL = {"lengths": (512, 2048, 4096, 7900), "repeats": 5}
+_QUICK: tuple[tuple[int, ...], int] = ((512,), 2)  # prompt lengths, repetitions
+_FULL: tuple[tuple[int, ...], int] = ((512, 2048, 4096, 7900), 5)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -40,15 +40,15 @@ def _parser() -> argparse.ArgumentParser:
 
 def _options(given: argparse.Namespace) -> Options:
     """Raises ValueError with words that say what to change."""
-    defaults = _QUICK if given.quick else _FULL
+    lengths, repeats = _QUICK if given.quick else _FULL
     try:
-        lengths = tuple(int(text) for text in given.lengths.split(",")) if given.lengths else defaults["lengths"]
+        lengths = tuple(int(text) for text in given.lengths.split(",")) if given.lengths else lengths
     except ValueError:
         raise ValueError(f"--lengths {given.lengths!r} is no comma-separated list of whole numbers") from None
     context = open_model(given.model).config.shape.max_context
     if not all(16 <= length <= context - 64 for length in lengths):
         raise ValueError(f"--lengths must lie in 16…{context - 64} for {given.model}")
-    repeats = defaults["repeats"] if given.repeats is None else given.repeats
+    repeats = repeats if given.repeats is None else given.repeats
     if repeats < 1:
         raise ValueError("--repeats must be at least 1")
     cores = os.cpu_count() or 1

@@ -1,7 +1,7 @@
 """What sections are given: options, prompts, and the peers of this run. Knows how to start peers; knows no tables."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ class Bench:
                     self.say(f"skipping {name}: {error}")
         return {name: peer for name, peer in self._peers.items() if names is None or name in names}
 
-    def alternate(self, runs: dict[str, Callable[[], Marks]], repeats: int) -> dict[str, list[Marks]]:
+    def alternate(self, runs: Mapping[str, Callable[[], Marks]], repeats: int) -> dict[str, list[Marks]]:
         """Each run once to warm up, then rounds of each in turn. One that fails is dropped and noted in `skipped`."""
         taken: dict[str, list[Marks]] = {}
         for turn in range(-1, repeats):

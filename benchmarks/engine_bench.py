@@ -1,7 +1,7 @@
 """Shoal's engine without a batcher: decoders, a pool, and the two things to time. Knows one process; prints nothing."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from shoal.engine.decoder import Decoder
@@ -50,7 +50,7 @@ class EngineBench:
         decoder.forward(segments, self.pool).run().logits.argmax(-1)
         return self.clock() - begin
 
-    def interleaved(self, runs: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    def interleaved(self, runs: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
         """All runs once to warm up, then `repeats` rounds of each in turn: milliseconds."""
         for run in runs.values():
             run()

@@ -75,9 +75,9 @@ def _tensors(model: ModelFiles) -> dict[str, torch.Tensor]:
     for layer, own in weights.layers.items():
         prefix = f"model.layers.{layer}"
         names = ("q_proj", "k_proj", "v_proj")
-        out |= {f"{prefix}.self_attn.{n}.weight": w for n, w in zip(names, own.qkv_weight.split([q, kv, kv]), strict=True)}
+        out |= {f"{prefix}.self_attn.{n}.weight": w for n, w in zip(names, torch.split(own.qkv_weight, [q, kv, kv]), strict=True)}
         if own.qkv_bias is not None:
-            out |= {f"{prefix}.self_attn.{n}.bias": w for n, w in zip(names, own.qkv_bias.split([q, kv, kv]), strict=True)}
+            out |= {f"{prefix}.self_attn.{n}.bias": w for n, w in zip(names, torch.split(own.qkv_bias, [q, kv, kv]), strict=True)}
         out |= {f"{prefix}.self_attn.q_norm.weight": own.q_norm, f"{prefix}.self_attn.k_norm.weight": own.k_norm}
         out[f"{prefix}.self_attn.o_proj.weight"] = own.output_weight
         gate, up = own.gate_up_weight.chunk(2)

@@ -46,7 +46,7 @@ class RunningWorker:
         self.stub: Any = make(self._channel)
 
     async def close(self) -> None:
-        await self._channel.close()
+        await self._channel.close(None)
         self.process.terminate()
         await asyncio.wait_for(self.process.wait(), 60)
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import grpc
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from shoal.config.transfer import TransferConfig
 from shoal.decode_worker.sink import DecodeSink
@@ -129,7 +129,7 @@ class _Peer:
         while (order := await asyncio.to_thread(self.told.recv)) is not None:
             way, name = order
             checksum = _no_checksum if way.endswith("no CRC") else lane.checksum
-            outgoing_pair.checksum = incoming_pair.checksum = checksum  # type: ignore[assignment]  # both ends leave it out
+            outgoing_pair.checksum = incoming_pair.checksum = checksum  # type: ignore[attr-defined]  # both ends leave it out
             begin = time.perf_counter()
             match way:
                 case "socket":

@@ -3,6 +3,7 @@
 import tempfile
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -23,8 +24,8 @@ _CLEAR = 1e-4  # best two scores closer than this may swap (design §2)
 def check(device: torch.device, sizes: Sizes, deadline: float) -> Iterator[Line]:
     """Greedy answers, and float32's distance; then the packaged model where it is installed."""
     with tempfile.TemporaryDirectory() as folder:
-        tiny = {"vocab_size": 300, "num_layers": 6}
-        qwen = {"architecture": "qwen3", "sliding_window": 24, "num_global_layers": 3}
+        tiny: dict[str, Any] = {"vocab_size": 300, "num_layers": 6}
+        qwen: dict[str, Any] = {"architecture": "qwen3", "sliding_window": 24, "num_global_layers": 3}
         yield _compare("tiny llama", open_model(str(write_random_model(f"{folder}/a", **tiny))), device, (7, 40, 90), 6)
         yield _compare(
             "tiny qwen3, windows", open_model(str(write_random_model(f"{folder}/b", **tiny, **qwen))), device, (40, 90), 6

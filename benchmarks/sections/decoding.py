@@ -1,5 +1,7 @@
 """Time per token after the first, one stream, by context, beside the peers."""
 
+from functools import partial
+
 from benchmarks.bench import Bench
 from benchmarks.tables import Row, Table
 
@@ -12,7 +14,7 @@ def run(bench: Bench) -> list[Table]:
     rows = []
     for length in bench.options.lengths:
         prompt = [bench.prompt(length)]
-        runs = {name: lambda p=peer, ids=prompt: p.generate(ids, _TOKENS) for name, peer in bench.peers().items()}
+        runs = {name: partial(peer.generate, prompt, _TOKENS) for name, peer in bench.peers().items()}
         taken = bench.alternate(runs, bench.options.repeats)
         per_token = {
             name: tuple(1e3 * (marks[0][-1] - marks[0][0]) / (_TOKENS - 1) for marks in own) for name, own in taken.items()

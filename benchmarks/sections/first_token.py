@@ -1,5 +1,7 @@
 """Time to first token of one prompt, whole model, beside the peers."""
 
+from functools import partial
+
 from benchmarks.bench import Bench
 from benchmarks.tables import Row, Table
 
@@ -11,7 +13,7 @@ def run(bench: Bench) -> list[Table]:
     rows = []
     for length in bench.options.lengths:
         prompt = [bench.prompt(length)]
-        runs = {name: lambda p=peer, ids=prompt: p.generate(ids, 1) for name, peer in bench.peers().items()}
+        runs = {name: partial(peer.generate, prompt, 1) for name, peer in bench.peers().items()}
         taken = bench.alternate(runs, bench.options.repeats)
         rows.append(Row(f"{length:,}", {name: tuple(1e3 * marks[0][0] for marks in own) for name, own in taken.items()}))
         bench.say(f"first token of {length} tokens: done")

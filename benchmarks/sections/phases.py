@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 
 from benchmarks.bench import Bench
 from benchmarks.sections.in_process import decoder, engine_bench
@@ -39,11 +40,11 @@ def run(bench: Bench) -> list[Table]:
     prompts, steps = [], []
     for length in options.lengths:
         engine = engine_bench(options, length)
-        prompts.append(Row(f"{length:,}", split(lambda e=engine, n=length: e.first_token(own, "full", n), options.repeats)))
+        prompts.append(Row(f"{length:,}", split(partial(engine.first_token, own, "full", length), options.repeats)))
     for count, length in _BATCHES:
         engine = engine_bench(options, count * (length + 16))
         requests = [engine.reserve("full", length)[1] for _ in range(count)]
-        work = split(lambda e=engine, r=requests, n=length: e.step(own, r, n), 8 * options.repeats)
+        work = split(partial(engine.step, own, requests, length), 8 * options.repeats)
         steps.append(Row(f"{count} × {length:,}", work))
     note = "Wall time of the median repetition. All else: embedding, LM head, Python, sampling apart."
     return [

@@ -1,5 +1,7 @@
 """What shallow prefill gains in one process: first token and decode step of each visibility, beside full depth."""
 
+from functools import partial
+
 from benchmarks.bench import Bench
 from benchmarks.sections.in_process import decoder, engine_bench
 from benchmarks.tables import Row, Table
@@ -26,10 +28,10 @@ def run(bench: Bench) -> list[Table]:
     first, steps, flops, reads = [], [], [], []
     for length in (*_SHORT, *options.lengths):
         engine = engine_bench(options, length * len(texts))
-        runs = {text: lambda t=text, n=length, e=engine: e.first_token(own, t, n) for text in texts}
+        runs = {text: partial(engine.first_token, own, text, length) for text in texts}
         first.append(Row(f"{length:,}", {text: tuple(ms) for text, ms in engine.interleaved(runs, options.repeats).items()}))
         kept = {text: engine.reserve(text, length) for text in texts}
-        runs = {text: lambda r=kv, n=length, e=engine: e.step(own, [r], n) for text, (_, kv) in kept.items()}
+        runs = {text: partial(engine.step, own, [kv], length) for text, (_, kv) in kept.items()}
         steps.append(Row(f"{length:,}", {text: tuple(ms) for text, ms in engine.interleaved(runs, 4 * options.repeats).items()}))
         flops.append(_ratios(f"{length:,}", {text: _flops(shape, text, length) for text in texts}))
         reads.append(_ratios(f"{length:,}", {text: _bytes(shape, dtype, text, length) for text in texts}))

@@ -1,5 +1,7 @@
 """Output tokens per second of several streams at once, beside the peers."""
 
+from functools import partial
+
 from benchmarks.bench import Bench, Marks
 from benchmarks.tables import Row, Table
 
@@ -23,7 +25,7 @@ def run(bench: Bench) -> list[Table]:
     steady, whole = [], []
     for count in _STREAMS:
         prompts = [bench.prompt(_PROMPT, seed) for seed in range(count)]
-        runs = {name: lambda p=peer, ids=prompts: p.generate(ids, _TOKENS) for name, peer in bench.peers().items()}
+        runs = {name: partial(peer.generate, prompts, _TOKENS) for name, peer in bench.peers().items()}
         taken = bench.alternate(runs, bench.options.repeats)
         steady.append(Row(str(count), {name: tuple(map(_steady, own)) for name, own in taken.items()}))
         whole.append(Row(str(count), {name: tuple(map(_whole, own)) for name, own in taken.items()}))

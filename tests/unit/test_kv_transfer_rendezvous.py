@@ -55,7 +55,7 @@ def test_a_peer_cannot_fill_the_memory() -> None:
         store.heard("one more", b"1")
 
 
-@pytest.mark.parametrize("damaged", [b"\x00", b"short", bytes(170), b"\xff" * 170])
+@pytest.mark.parametrize("damaged", [b"\x00", b"short", bytes(170), b"\xff" * 170, bytes(171)])
 def test_a_damaged_address_fails_the_pair_and_not_the_process(damaged: bytes) -> None:
     store = PairStore(lambda key, value: store.heard("0/1", damaged), 0.5)
     with pytest.raises(Unavailable, match="could not be made"):
