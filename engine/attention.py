@@ -7,6 +7,7 @@ import torch
 
 from shoal.engine.native_attention import NativeAttention
 from shoal.engine.query_runs import QueryRun
+from shoal.engine.score_rule import ScoreRule
 from shoal.engine.torch_attention import TorchAttention
 from shoal.errors import InvalidConfig
 from shoal.types import ModelShape
@@ -25,7 +26,9 @@ class PreparedAttention(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """Turns a stage's runs into a prepared attention."""
+    """Turns a stage's runs into a prepared attention. Made with what becomes of scores (None: the usual scale alone)."""
+
+    def __init__(self, rule: ScoreRule | None = None) -> None: ...
 
     def prepare(
         self, runs: Sequence[QueryRun], window: int | None, shape: ModelShape, pool_rows: torch.Tensor, block_size: int
@@ -37,8 +40,8 @@ class AttentionBackend(Protocol):
 _BACKENDS: dict[str, type[AttentionBackend]] = {"native": NativeAttention, "torch": TorchAttention}
 
 
-def attention_backend(name: str) -> AttentionBackend:
+def attention_backend(name: str, rule: ScoreRule | None = None) -> AttentionBackend:
     """The back end called `name`. Raises InvalidConfig that lists the known ones, KernelsUnavailable for a missing "native"."""
     if name not in _BACKENDS:
         raise InvalidConfig(f"unknown attention back end {name!r}; known: {', '.join(sorted(_BACKENDS))}")
-    return _BACKENDS[name]()
+    return _BACKENDS[name](rule)

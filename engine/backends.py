@@ -12,6 +12,7 @@ import torch
 from shoal.engine.kernels import KernelsUnavailable, kernels
 from shoal.engine.layer_backend import LayerBackend
 from shoal.engine.native_layers import NativeLayers
+from shoal.engine.score_rule import ScoreRule
 from shoal.engine.self_test import check_native
 from shoal.engine.torch_attention import TorchAttention
 from shoal.engine.torch_layers import TorchLayers
@@ -25,7 +26,7 @@ _log = logging.getLogger(__name__)
 BACKENDS = ("auto", "native", "triton", "torch")
 _INFO = gauge("shoal_engine_backend_info", "1 for the back end that computes, and why not the native one", ["backend", "reason"])
 _TORCH_DTYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16}
-_MAX_HEAD_BYTES = 512
+_MAX_HEAD_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ def _native_or_plain(config: DecoderConfig, dtype: DType, device: torch.device) 
 def _triton_or_plain(config: DecoderConfig, dtype: DType, device: torch.device) -> Backend:
     if device.type != "cuda" and not os.environ.get("TRITON_INTERPRET"):
         return _plain(config, dtype, f"Triton needs a GPU, not {device.type}")
+    if config.attention_softcap is not None:
+        return _plain(config, dtype, "the Triton kernels have no soft cap on attention scores")
     try:
         from shoal.engine.gpu.layers import GpuLayers  # imports Triton
     except ImportError as error:
@@ -83,7 +86,7 @@ def _triton_or_plain(config: DecoderConfig, dtype: DType, device: torch.device) 
 
 
 def _plain(config: DecoderConfig, dtype: DType, reason: str) -> Backend:
-    return Backend("torch", reason, TorchLayers(config, _TORCH_DTYPES[dtype], TorchAttention()))
+    return Backend("torch", reason, TorchLayers(config, _TORCH_DTYPES[dtype], TorchAttention(ScoreRule.of(config))))
 
 
 def _unsupported(config: DecoderConfig, dtype: DType, device: torch.device) -> str | None:

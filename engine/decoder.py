@@ -4,12 +4,12 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Self
 
 import torch
-import torch.nn.functional as F
 
 from shoal.engine.backends import Backend, choose_backend
 from shoal.engine.kv_pool import KvPool
 from shoal.engine.layer_backend import Ends, StageRows, StageWork, WholeSteps
-from shoal.engine.rope import Rotation, inverse_frequencies, rotation
+from shoal.engine.layers import embed, soft_cap
+from shoal.engine.rope import Frequencies, Rotations
 from shoal.engine.segment import LogitRows, Segment
 from shoal.engine.stages import RowGroup, plan_stages, row_ranges
 from shoal.engine.weights import HeldLayers, LoadReport, ModelWeights, load_weights
@@ -28,7 +28,7 @@ class Decoder:
         self.config: DecoderConfig = weights.config
         self.device = device
         self.backend = backend
-        self.frequencies = inverse_frequencies(self.config.rope, self.config.shape.head_dim, self.device)
+        self.frequencies = Frequencies.of(self.config, self.device)
         self.embedding, self.final_norm, self.head = weights.embedding, weights.final_norm, weights.head
         self.layers = backend.layers
         self.layers.hold(weights.layers, weights.kv_only)
@@ -118,7 +118,7 @@ class ForwardPass:
         hidden = self._embed()
         self._keep_states(hidden, 0)
         positions = torch.cat([torch.arange(s.positions.start, s.positions.stop) for s in self._segments])
-        turn = rotation(positions.to(decoder.device), decoder.frequencies, decoder.layers.rotation_dtype)
+        turn = decoder.frequencies.rotations(positions.to(decoder.device), decoder.layers.rotation_dtype)
         for stage in plan_stages(self._segments, decoder.device):
             full, kv_only = _rows(stage.full, hidden, turn), _rows(stage.kv_only, hidden, turn)
             run = decoder.layers.run(StageWork(stage, full, kv_only, pool))
@@ -139,7 +139,7 @@ class ForwardPass:
         if ids:
             if embedding is None:
                 raise InternalError("token ids were given, but the embedding is not held here")
-            embedded = F.embedding(torch.tensor(ids, device=device), embedding)
+            embedded = embed(torch.tensor(ids, device=device), embedding, self._decoder.config)
         parts: list[torch.Tensor] = []
         first = 0
         for segment in self._segments:
@@ -163,10 +163,10 @@ class ForwardPass:
         if decoder.final_norm is None or decoder.head is None:
             raise InternalError("logits were asked for, but the LM head is not held here")
         x = hidden[torch.tensor(rows, device=decoder.device)]
-        return decoder.layers.score(x, decoder.final_norm, decoder.head)
+        return soft_cap(decoder.layers.score(x, decoder.final_norm, decoder.head), decoder.config.logit_softcap)
 
 
-def _rows(group: RowGroup | None, hidden: torch.Tensor, turn: Rotation) -> StageRows | None:
+def _rows(group: RowGroup | None, hidden: torch.Tensor, turn: Rotations) -> StageRows | None:
     """The group's rows of the step's hidden states, and their rotation."""
     if group is None:
         return None

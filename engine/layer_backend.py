@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from shoal.engine.kv_pool import KvPool
-from shoal.engine.rope import Rotation
+from shoal.engine.rope import Frequencies, Rotations
 from shoal.engine.segment import Segment
 from shoal.engine.stages import RowGroup, Stage
 from shoal.engine.weights import KvWeights, LayerWeights
@@ -19,7 +19,7 @@ class StageRows:
 
     group: RowGroup  # where their K and V go
     x: torch.Tensor  # [n, h]
-    rotation: Rotation
+    rotations: Rotations
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class StageRun(Protocol):
 class Ends:
     """What a whole step needs beside the layers."""
 
-    frequencies: torch.Tensor  # [head_dim / 2] float32, of the rotary embedding
+    frequencies: Frequencies  # of the rotary embedding
     embedding: torch.Tensor  # [vocab, h]
     norm: torch.Tensor  # [h], the final one
     head: torch.Tensor  # [vocab, h]
@@ -81,5 +81,5 @@ class LayerBackend(Protocol):
         ...
 
     def score(self, x: torch.Tensor, norm: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
-        """Final norm and LM head: hidden x [n, h] → [n, vocab] float32."""
+        """Final norm and LM head: hidden x [n, h] → [n, vocab] float32, without the soft cap."""
         ...

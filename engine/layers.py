@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from shoal.engine.rope import Rotation
 from shoal.engine.weights import KvWeights, LayerWeights
-from shoal.model_files.config import DecoderConfig
+from shoal.model_files import Activation, DecoderConfig
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -42,7 +42,31 @@ def project_kv(x: torch.Tensor, weights: KvWeights, config: DecoderConfig, rotat
 
 
 def finish_layer(x: torch.Tensor, attended: torch.Tensor, weights: LayerWeights, config: DecoderConfig) -> torch.Tensor:
-    """Output projection and MLP with their residuals: hidden x [n, h] and attended [n, heads, d] → [n, h]."""
-    x = x + F.linear(attended.flatten(1), weights.output_weight)
+    """Output projection and MLP with their norms and residuals: hidden x [n, h] and attended [n, heads, d] → [n, h]."""
+    output = F.linear(attended.flatten(1), weights.output_weight)
+    if weights.attention_norm is not None:
+        output = rms_norm(output, weights.attention_norm, config.rms_eps)
+    x = x + output
     gate, up = F.linear(rms_norm(x, weights.post_norm, config.rms_eps), weights.gate_up_weight).chunk(2, dim=-1)
-    return x + F.linear(F.silu(gate).mul_(up), weights.down_weight)
+    down = F.linear(activate(gate, config.activation).mul_(up), weights.down_weight)
+    if weights.mlp_norm is not None:
+        down = rms_norm(down, weights.mlp_norm, config.rms_eps)
+    return x + down
+
+
+def activate(gate: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """What multiplies `up`."""
+    return F.silu(gate) if activation is Activation.SILU else F.gelu(gate, approximate="tanh")
+
+
+def embed(token_ids: torch.Tensor, embedding: torch.Tensor, config: DecoderConfig) -> torch.Tensor:
+    """Hidden states on entry: rows of the embedding [vocab, h], scaled where the family does so, in the embedding's type."""
+    rows = F.embedding(token_ids, embedding)
+    if config.embedding_scale == 1.0:
+        return rows
+    return rows * torch.tensor(config.embedding_scale, dtype=rows.dtype, device=rows.device)
+
+
+def soft_cap(scores: torch.Tensor, cap: float | None) -> torch.Tensor:
+    """cap · tanh(scores / cap); the scores themselves without a cap."""
+    return scores if cap is None else scores.div(cap).tanh_().mul_(cap)

@@ -9,6 +9,7 @@ import torch
 
 from shoal.engine.kernels import Kernels, kernels
 from shoal.engine.query_runs import QueryRun
+from shoal.engine.score_rule import ScoreRule
 from shoal.types import ModelShape
 
 LOG2_E = math.log2(math.e)
@@ -40,11 +41,17 @@ class NativeAttentionStage:
     """One stage's attention; see PreparedAttention."""
 
     def __init__(
-        self, library: Kernels, runs: Sequence[QueryRun], window: int | None, shape: ModelShape, block_size: int
+        self,
+        library: Kernels,
+        runs: Sequence[QueryRun],
+        window: int | None,
+        shape: ModelShape,
+        block_size: int,
+        rule: ScoreRule,
     ) -> None:
         self._kernels = library
         self._runs = RunTable(runs)
-        self._scale = LOG2_E / math.sqrt(shape.head_dim)
+        self._scale, self._cap = LOG2_E * rule.scale, LOG2_E * (rule.cap or 0.0)
         sizes = (len(runs), 0, window or 0, shape.num_heads, shape.num_kv_heads, shape.head_dim, block_size, 1, 0)
         self._sizes = (ctypes.c_int64 * len(sizes))(*sizes)
 
@@ -53,17 +60,18 @@ class NativeAttentionStage:
         self._sizes[1] = layer_index
         self._sizes[7] = torch.get_num_threads()
         self._sizes[8] = q.stride(0)
-        self._kernels.attend(q, out, pool_rows, self._runs.address, self._sizes, self._scale)
+        self._kernels.attend(q, out, pool_rows, self._runs.address, self._sizes, self._scale, self._cap)
         return out
 
 
 class NativeAttention:
     """The back end "native"; see AttentionBackend. Raises KernelsUnavailable where there are no kernels."""
 
-    def __init__(self) -> None:
+    def __init__(self, rule: ScoreRule | None = None) -> None:
         self._kernels = kernels()
+        self._rule = rule
 
     def prepare(
         self, runs: Sequence[QueryRun], window: int | None, shape: ModelShape, pool_rows: torch.Tensor, block_size: int
     ) -> NativeAttentionStage:
-        return NativeAttentionStage(self._kernels, runs, window, shape, block_size)
+        return NativeAttentionStage(self._kernels, runs, window, shape, block_size, self._rule or ScoreRule.usual(shape))

@@ -1,7 +1,6 @@
 """Stages by the compiled kernels: one call for all layers, or two per layer while somebody follows them. Knows addresses."""
 
 import ctypes
-import math
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
@@ -15,7 +14,7 @@ from shoal.engine.layer_backend import Ends, StageRows, StageWork
 from shoal.engine.native_attention import LOG2_E, RunTable
 from shoal.engine.weights import KvWeights, LayerWeights
 from shoal.errors import InternalError
-from shoal.model_files import DecoderConfig
+from shoal.model_files import Activation, DecoderConfig
 
 
 class NativeLayer:
@@ -35,12 +34,15 @@ class NativeLayer:
             PackedLinear.gate_up(weights.gate_up_weight, arena),
             PackedLinear(weights.down_weight, arena),
         )
-        self._kept += [output, gate_up, down, weights.post_norm]
+        self._kept += [output, gate_up, down, weights.post_norm, weights.attention_norm, weights.mlp_norm]
         self.args = LayerArgs(
             project=self._project(weights, qkv, weights.qkv_bias, weights.q_norm, shape.num_heads),
             kv=self._project(weights, kv, weights.kv.kv_bias, None, 0),
             finish=FinishArgs(
                 norm=weights.post_norm.data_ptr(),
+                attention_norm=_address(weights.attention_norm),
+                mlp_norm=_address(weights.mlp_norm),
+                gelu=config.activation is Activation.GELU_TANH,
                 output=output.args,
                 gate_up=gate_up.args,
                 down=down.args,
@@ -92,7 +94,8 @@ class NativeStage:
             d=shape.head_dim,
             block_size=pool.block_size,
             num_threads=torch.get_num_threads(),
-            scale=LOG2_E / math.sqrt(shape.head_dim),
+            scale=LOG2_E * backend.config.attention_scale,
+            cap=LOG2_E * (backend.config.attention_softcap or 0.0),
         )
         self._kept: list[object] = []
         self.x: torch.Tensor | None = None
@@ -133,13 +136,14 @@ class NativeStage:
 
     def _rows(self, rows: StageRows) -> tuple[RowsArgs, torch.Tensor]:
         backend, group = self._backend, rows.group
-        x, cos, sin = backend.checked(rows.x), rows.rotation.cos.contiguous(), rows.rotation.sin.contiguous()
+        x, turns = backend.checked(rows.x), rows.rotations
+        tables = [table.contiguous() for turn in (turns.everywhere, turns.in_windows) for table in (turn.cos, turn.sin)]
         blocks, offsets = group.blocks.contiguous(), group.offsets.contiguous()
-        if blocks.shape != (len(self._stage_layers), len(x)) or len(offsets) != len(x) or cos.dtype is not torch.float32:
+        if blocks.shape != (len(self._stage_layers), len(x)) or len(offsets) != len(x) or tables[0].dtype is not torch.float32:
             raise InternalError(f"{len(x)} rows of {len(self._stage_layers)} layers, but places {tuple(blocks.shape)}")
-        self._kept += [x, cos, sin, blocks, offsets]
-        args = RowsArgs(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), blocks.data_ptr(), offsets.data_ptr(), len(x))
-        return args, x
+        held = [x, *tables, blocks, offsets]
+        self._kept += held
+        return RowsArgs(*(tensor.data_ptr() for tensor in held), len(x)), x
 
 
 class NativeLayers:

@@ -79,7 +79,7 @@ def fingerprint_of(model: ModelFiles, config: WorkerConfig) -> Fingerprint:
         head_dim=shape.head_dim,
         dtype=config.dtype,
         block_size=config.block_size,
-        rope=str(model.config.rope),
+        rope=model.config.rope_text,
         max_entry_bytes=config.transfer.max_entry_bytes,
         max_entry_tokens=config.transfer.max_entry_tokens,
     )

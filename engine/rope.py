@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.model_files.config import RopeConfig
+from shoal.model_files import DecoderConfig, RopeConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,48 @@ class Rotation:
         turned = first * self.cos - second * self.sin
         second.mul_(self.cos).add_(first * self.sin)
         first.copy_(turned)
+
+
+@dataclass(frozen=True, slots=True)
+class Rotations:
+    """The rotation of some rows in layers that see everything and in window layers: often the same one."""
+
+    everywhere: Rotation
+    in_windows: Rotation
+
+    @classmethod
+    def same(cls, rotation: Rotation) -> "Rotations":
+        """One for all layers."""
+        return cls(rotation, rotation)
+
+    def __getitem__(self, rows: torch.Tensor) -> "Rotations":
+        """The rotations of a selection of rows."""
+        own = self.everywhere[rows]
+        return Rotations(own, own if self.in_windows is self.everywhere else self.in_windows[rows])
+
+    def of(self, window: int | None) -> Rotation:
+        """For a layer with this window."""
+        return self.everywhere if window is None else self.in_windows
+
+
+@dataclass(frozen=True, slots=True)
+class Frequencies:
+    """A model's inverse frequencies, on its device."""
+
+    everywhere: torch.Tensor  # [head_dim / 2] float32
+    in_windows: torch.Tensor | None  # None: the same
+
+    @classmethod
+    def of(cls, config: DecoderConfig, device: torch.device | str = "cpu") -> "Frequencies":
+        """Both of a model's rotary embeddings, or its only one."""
+        head_dim, local = config.shape.head_dim, config.local_rope
+        own = inverse_frequencies(config.rope, head_dim, device)
+        return cls(own, None if local is None else inverse_frequencies(local, head_dim, device))
+
+    def rotations(self, positions: torch.Tensor, dtype: torch.dtype) -> Rotations:
+        """Of rows at `positions` [n]."""
+        own = rotation(positions, self.everywhere, dtype)
+        return Rotations(own, own if self.in_windows is None else rotation(positions, self.in_windows, dtype))
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int, device: torch.device | str = "cpu") -> torch.Tensor:

@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 
+from shoal.engine.layers import soft_cap
 from shoal.engine.query_runs import QueryRun, visible
+from shoal.engine.score_rule import ScoreRule
 from shoal.errors import InternalError
 from shoal.types import ModelShape
 
@@ -25,10 +27,11 @@ class _FreshRun:
 
     rows: slice
     mask: torch.Tensor | None  # [n, n], None = causal
+    rule: ScoreRule
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
         q, k, v = (x[self.rows].transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # [1, heads, n, d]
-        result = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask, is_causal=self.mask is None, enable_gqa=True)
+        result = _attention(q, k, v, self.mask, self.rule, is_causal=self.mask is None)
         out[self.rows] = result[0].transpose(0, 1)
 
 
@@ -53,11 +56,12 @@ class _PagedRun:
     rows: slice
     keys: _PagedKeys
     mask: torch.Tensor | CausalBias  # [1, n, keys], additive; or each row sees all slots up to its own
+    rule: ScoreRule
 
     def attend(self, q: torch.Tensor, pool_rows: torch.Tensor, layer_index: int, out: torch.Tensor) -> None:
         k, v = self.keys.gather(pool_rows, layer_index)
         queries = q[self.rows].transpose(0, 1).unsqueeze(0)  # [1, heads, n, d]
-        result = F.scaled_dot_product_attention(queries, k, v, attn_mask=self.mask, enable_gqa=True)
+        result = _attention(queries, k, v, self.mask, self.rule)
         out[self.rows] = result[0].transpose(0, 1)
 
 
@@ -68,11 +72,12 @@ class _PagedRows:
     rows: torch.Tensor  # [b]
     keys: _PagedKeys
     mask: torch.Tensor | None  # [b, 1, 1, keys], additive
+    rule: ScoreRule
 
     def attend(self, q: torch.Tensor, pool_rows: torch.Tensor, layer_index: int, out: torch.Tensor) -> None:
         k, v = self.keys.gather(pool_rows, layer_index)
         folded = q[self.rows].view(k.shape[0], k.shape[1], -1, q.shape[-1])  # [b, kv_heads, groups, d]
-        result = F.scaled_dot_product_attention(folded, k, v, attn_mask=self.mask)
+        result = _attention(folded, k, v, self.mask, self.rule)
         out[self.rows] = result.reshape(-1, *q.shape[1:])
 
 
@@ -97,9 +102,13 @@ class TorchAttentionStage:
 class TorchAttention:
     """The back end "torch"; see AttentionBackend."""
 
+    def __init__(self, rule: ScoreRule | None = None) -> None:
+        self._rule = rule
+
     def prepare(
         self, runs: Sequence[QueryRun], window: int | None, shape: ModelShape, pool_rows: torch.Tensor, block_size: int
     ) -> TorchAttentionStage:
+        rule = self._rule or ScoreRule.usual(shape)
         fresh: list[_FreshRun] = []
         paged: list[_PagedRun | _PagedRows] = []
         single: list[QueryRun] = []
@@ -109,18 +118,18 @@ class TorchAttention:
             if run.start_slot == 0:
                 masked = run.needs_mask_beyond_causal(window)
                 mask = _additive(visible([run], [0], run.num_rows, window)[0], pool_rows) if masked else None
-                fresh.append(_FreshRun(rows, mask))
+                fresh.append(_FreshRun(rows, mask, rule))
             elif run.num_rows == 1:
                 single.append(run)
             else:
                 keys, first = _page([run], window, heads, block_size)
-                paged.append(_PagedRun(rows, keys, _run_mask(run, window, first[0], pool_rows)))
+                paged.append(_PagedRun(rows, keys, _run_mask(run, window, first[0], pool_rows, rule), rule))
         for group in _groups(single):
             keys, first_slots = _page(group, window, heads, block_size)
             seen = visible(group, first_slots, keys.slots.shape[2], window)
             mask = None if bool(seen.all()) else _additive(seen.unsqueeze(1), pool_rows)
             index = torch.tensor([run.first_row for run in group], device=pool_rows.device)
-            paged.append(_PagedRows(index, keys, mask))
+            paged.append(_PagedRows(index, keys, mask, rule))
         return TorchAttentionStage(fresh, paged)
 
 
@@ -136,9 +145,11 @@ def _groups(runs: list[QueryRun]) -> Iterator[list[QueryRun]]:
         yield group
 
 
-def _run_mask(run: QueryRun, window: int | None, first_slot: int, like: torch.Tensor) -> torch.Tensor | CausalBias:
+def _run_mask(
+    run: QueryRun, window: int | None, first_slot: int, like: torch.Tensor, rule: ScoreRule
+) -> torch.Tensor | CausalBias:
     """Who sees whom in one run. On a GPU a plain causal run needs no mask in memory, and its kernel reads none."""
-    if like.device.type == "cuda" and not run.needs_mask_beyond_causal(window):
+    if like.device.type == "cuda" and rule.cap is None and not run.needs_mask_beyond_causal(window):
         return causal_lower_right(run.num_rows, run.num_slots)
     return _additive(visible([run], [first_slot], run.num_slots - first_slot, window), like)
 
@@ -162,3 +173,28 @@ def _page(runs: list[QueryRun], window: int | None, heads: torch.Tensor, block_s
 def _additive(seen: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """0 where seen, −inf elsewhere, in the dtype and on the device of `like`."""
     return torch.zeros(seen.shape).masked_fill_(~seen, float("-inf")).to(like.device, like.dtype)
+
+
+def _attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | CausalBias | None,
+    rule: ScoreRule,
+    *,
+    is_causal: bool = False,
+) -> torch.Tensor:
+    """q [b, heads, n, d] over k, v [b, kv_heads, keys, d]: torch's own, or written out where scores have a soft cap."""
+    if rule.cap is None:
+        out: torch.Tensor = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=is_causal, scale=rule.scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+        return out
+    group = q.shape[1] // k.shape[1]
+    grouped = q.reshape(len(q), k.shape[1], group, *q.shape[2:]).to(torch.float32)  # [b, kv_heads, group, n, d]
+    scores = soft_cap(grouped @ k.unsqueeze(2).transpose(-1, -2).to(torch.float32) * rule.scale, rule.cap)
+    if is_causal:
+        scores.masked_fill_(torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu_(1), float("-inf"))
+    elif mask is not None:
+        scores += mask.unsqueeze(2) if mask.dim() == 4 else mask
+    return (scores.softmax(-1) @ v.unsqueeze(2).to(torch.float32)).flatten(1, 2).to(q.dtype)

@@ -27,11 +27,11 @@ class TorchStage:
         stage, full, kv_only, pool = self._work.stage, self._work.full, self._work.kv_only, self._work.pool
         for index, layer in enumerate(stage.layers):
             if kv_only is not None:
-                kv = project_kv(kv_only.x, backend.kv_weights(layer), config, kv_only.rotation)
+                kv = project_kv(kv_only.x, backend.kv_weights(layer), config, kv_only.rotations.of(config.shape.window(layer)))
                 pool.write(kv, kv_only.group.blocks[index], kv_only.group.offsets)
             if full is not None and self.x is not None:
                 weights = backend.layer_weights(layer)
-                q, kv = project_qkv(self.x, weights, config, full.rotation)
+                q, kv = project_qkv(self.x, weights, config, full.rotations.of(config.shape.window(layer)))
                 pool.write(kv, full.group.blocks[index], full.group.offsets)
             yield layer
             if full is not None and self.x is not None:

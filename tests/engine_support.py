@@ -27,6 +27,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mistral-window": {"architecture": "mistral", "sliding_window": WINDOW},
     "qwen2-bias-mixed-windows": {"architecture": "qwen2", "sliding_window": WINDOW, "num_global_layers": 2},
     "qwen3-qk-norm-tied": {"architecture": "qwen3", "tied_embeddings": True, "num_heads": 6, "head_dim": 8},
+    "gemma": {"architecture": "gemma"},
+    "gemma2-caps-window": {"architecture": "gemma2", "sliding_window": WINDOW},
+    "gemma3-window": {"architecture": "gemma3_text", "sliding_window": WINDOW, "num_layers": 7},
 }
 
 

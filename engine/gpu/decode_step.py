@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 
 from shoal.engine.gpu import operations as gpu
 from shoal.engine.kv_pool import KvPool
 from shoal.engine.layer_backend import Ends
-from shoal.engine.rope import rotation
+from shoal.engine.layers import embed, soft_cap
 from shoal.engine.segment import LogitRows, Segment
 from shoal.engine.stages import slot_geometry
 from shoal.placement.blocks import BlockIds
@@ -130,11 +129,11 @@ class _Batch:
         blocks = self._tables.gather(2, at).squeeze(2).t()
         blocks = torch.where(slots < 0, -1, blocks).contiguous()  # [layers, n]
         offsets = (slots % size).contiguous()
-        turn = rotation(positions, steps.ends.frequencies, torch.float32)
-        x = F.embedding(ids, steps.ends.embedding)
+        turns = steps.ends.frequencies.rotations(positions, torch.float32)
+        x = embed(ids, steps.ends.embedding, layers.config)
         for layer in range(num_layers):
-            weights = layers.weights(layer)
+            weights, turn = layers.weights(layer), turns.of(layers.config.shape.window(layer))
             q, _ = layers.project(x, weights, turn, pool.data, gpu.KvPlaces(blocks[layer], offsets[layer]))
             keys = gpu.RowKeys(self._tables[:, layer], slots[layer], starts[layer])
-            x = layers.finish(x, gpu.attend_rows(q, pool.data, keys), weights)
-        return layers.score(x, steps.ends.norm, steps.ends.head)
+            x = layers.finish(x, gpu.attend_rows(q, pool.data, keys, layers.config.attention_scale), weights)
+        return soft_cap(layers.score(x, steps.ends.norm, steps.ends.head), layers.config.logit_softcap)

@@ -11,14 +11,14 @@ from shoal.engine.attention import PreparedAttention
 from shoal.engine.gpu import operations as gpu
 from shoal.engine.gpu.decode_step import DecodeSteps
 from shoal.engine.layer_backend import Ends, StageRows, StageWork
-from shoal.engine.layers import rms_norm
+from shoal.engine.layers import activate, finish_layer, rms_norm
 from shoal.engine.query_runs import QueryRun
 from shoal.engine.rope import Rotation
+from shoal.engine.score_rule import ScoreRule
 from shoal.engine.torch_attention import TorchAttention
 from shoal.engine.weights import KvWeights, LayerWeights
 from shoal.errors import InternalError
-from shoal.model_files import DecoderConfig
-from shoal.types import ModelShape
+from shoal.model_files import Activation, DecoderConfig
 
 
 class GpuLayers:
@@ -70,10 +70,15 @@ class GpuLayers:
         return heads[:, : self.config.shape.num_heads], heads[:, self.config.shape.num_heads :]
 
     def finish(self, x: torch.Tensor, attended: torch.Tensor, weights: LayerWeights) -> torch.Tensor:
-        """Output projection and MLP, each residual added by the matrix product itself."""
+        """Output projection and MLP, each residual added by the matrix product itself; Gemma's norms come between them."""
+        if weights.attention_norm is not None:
+            return finish_layer(x, attended, weights, self.config)
         x = torch.addmm(x, attended.reshape(len(x), -1), weights.output_weight.t())
         gate_up = F.linear(gpu.rms_norm(x, weights.post_norm, self.config.rms_eps), weights.gate_up_weight)
-        return torch.addmm(x, gpu.silu_multiply(gate_up), weights.down_weight.t())
+        if self.config.activation is Activation.SILU:
+            return torch.addmm(x, gpu.silu_multiply(gate_up), weights.down_weight.t())
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.addmm(x, activate(gate, self.config.activation) * up, weights.down_weight.t())
 
     def _store(
         self,
@@ -110,11 +115,12 @@ class GpuStage:
         full_places = _places(full, len(stage.layers))
         kv_only_places = _places(kv_only, len(stage.layers))
         for index, layer in enumerate(stage.layers):
+            window = backend.config.shape.window(layer)
             if kv_only is not None:
-                backend.leave_kv(kv_only.x, layer, kv_only.rotation, pool.data, kv_only_places[index])
+                backend.leave_kv(kv_only.x, layer, kv_only.rotations.of(window), pool.data, kv_only_places[index])
             if full is not None and self.x is not None:
                 weights = backend.weights(layer)
-                q, kv = backend.project(self.x, weights, full.rotation, pool.data, full_places[index])
+                q, kv = backend.project(self.x, weights, full.rotations.of(window), pool.data, full_places[index])
             yield layer
             if full is not None and self.x is not None:
                 self.x = backend.finish(self.x, self._attention(layer).attend(q, kv, index), weights)
@@ -123,7 +129,7 @@ class GpuStage:
         window = self._backend.config.shape.window(layer)
         if window not in self._attentions:
             pool, runs = self._work.pool, self._work.stage.runs
-            self._attentions[window] = _StageAttention(runs, window, self._backend.config.shape, pool.data, pool.rows)
+            self._attentions[window] = _StageAttention(runs, window, self._backend.config, pool.data, pool.rows)
         return self._attentions[window]
 
 
@@ -139,16 +145,16 @@ class _StageAttention:
     """Single rows by the kernel that reads KV in place; longer runs, and what a sink breaks up, by torch."""
 
     def __init__(
-        self, runs: Sequence[QueryRun], window: int | None, shape: ModelShape, pool: torch.Tensor, pool_rows: torch.Tensor
+        self, runs: Sequence[QueryRun], window: int | None, config: DecoderConfig, pool: torch.Tensor, pool_rows: torch.Tensor
     ) -> None:
-        device = pool.device
+        device, self._scale = pool.device, config.attention_scale
         self._pool, self._pool_rows = pool, pool_rows
         is_single = [run.num_rows == 1 and not (run.geometry.sink and window is not None) for run in runs]
         single = list(compress(runs, is_single))
         others = [run for run, alone in zip(runs, is_single, strict=True) if not alone]
         self._others: PreparedAttention | None = None
         if others:
-            self._others = TorchAttention().prepare(others, window, shape, pool_rows, pool.shape[3])
+            self._others = TorchAttention(ScoreRule.of(config)).prepare(others, window, config.shape, pool_rows, pool.shape[3])
         self._rows, self._tables = torch.tensor([run.first_row for run in single], device=device), torch.empty(0)
         if single:
             longest = max(run.block_ids.shape[1] for run in single)
@@ -166,5 +172,5 @@ class _StageAttention:
             out = self._others.attend(q, kv.view(len(kv), 2, -1, kv.shape[-1]), self._pool_rows, layer_index)
         if len(self._rows):
             keys = gpu.RowKeys(self._tables[layer_index], self._slots, self._starts)
-            out[self._rows] = gpu.attend_rows(q[self._rows], self._pool, keys)
+            out[self._rows] = gpu.attend_rows(q[self._rows], self._pool, keys, self._scale)
         return out

@@ -78,7 +78,7 @@ class RowKeys:
     starts: torch.Tensor  # [n] int32
 
 
-def attend_rows(q: torch.Tensor, pool: torch.Tensor, keys: RowKeys) -> torch.Tensor:
+def attend_rows(q: torch.Tensor, pool: torch.Tensor, keys: RowKeys, scale: float) -> torch.Tensor:
     """Attention of single rows over paged keys, read where they lie: q [n, heads, d] → [n, heads, d]."""
     num_rows, num_heads, d = q.shape
     num_kv_heads, block_size = pool.shape[2], pool.shape[3]
@@ -96,7 +96,7 @@ def attend_rows(q: torch.Tensor, pool: torch.Tensor, keys: RowKeys) -> torch.Ten
         partial,
         keys.table.stride(0),
         q.stride(0),
-        _LOG2_E / math.sqrt(d),
+        _LOG2_E * scale,
         block_size=block_size,
         kv_heads=num_kv_heads,
         group=group,

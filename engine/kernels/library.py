@@ -35,10 +35,12 @@ class Kernels:
         runs: int,
         sizes: "ctypes.Array[ctypes.c_int64]",
         scale: float,
+        cap: float,
     ) -> None:
-        """Attention over the pool; `runs` and `sizes` as entry.cpp's shoal_attend has them."""
+        """Attention over the pool; `runs` and `sizes` as attention.cpp's shoal_attend has them. Scale and soft cap (0 = none)
+        are times log2 e."""
         is_bf16 = q.dtype is torch.bfloat16
-        self.library.shoal_attend(is_bf16, q.data_ptr(), out.data_ptr(), pool.data_ptr(), runs, sizes, scale)
+        self.library.shoal_attend(is_bf16, q.data_ptr(), out.data_ptr(), pool.data_ptr(), runs, sizes, scale, cap)
 
     def run_stage(self, dtype: torch.dtype, stage: StageArgs, start: int, stop: int) -> None:
         """Half steps of a stage, as layer.cpp's run_stage counts them."""
@@ -75,7 +77,7 @@ def kernels() -> Kernels:
     except (BuildFailed, OSError) as error:
         raise KernelsUnavailable(str(error)) from error
     pointer = ctypes.c_void_p
-    library.shoal_attend.argtypes = [ctypes.c_int, pointer, pointer, pointer, pointer, pointer, ctypes.c_float]
+    library.shoal_attend.argtypes = [ctypes.c_int, pointer, pointer, pointer, pointer, pointer, ctypes.c_float, ctypes.c_float]
     library.shoal_score.argtypes = [ctypes.c_int, pointer, pointer, pointer, pointer, pointer, ctypes.c_float]
     library.shoal_run_stage.argtypes = [ctypes.c_int, pointer, ctypes.c_int64, ctypes.c_int64]
     for function in (library.shoal_attend, library.shoal_score, library.shoal_run_stage):

@@ -27,11 +27,10 @@ class FinishArgs(ctypes.Structure):
     """struct Finish."""
 
     _fields_ = (
-        *((name, _POINTER) for name in ("x", "attended", "norm")),
+        *((name, _POINTER) for name in ("x", "attended", "norm", "attention_norm", "mlp_norm")),
         *((name, LinearArgs) for name in ("output", "gate_up", "down")),
         ("out", _POINTER),
-        ("rows", _INT),
-        ("num_threads", _INT),
+        *((name, _INT) for name in ("rows", "num_threads", "gelu")),
         ("eps", ctypes.c_double),
     )
 
@@ -45,7 +44,10 @@ class LayerArgs(ctypes.Structure):
 class RowsArgs(ctypes.Structure):
     """struct Rows."""
 
-    _fields_ = (*((name, _POINTER) for name in ("x", "cos", "sin", "blocks", "offsets")), ("rows", _INT))
+    _fields_ = (
+        *((name, _POINTER) for name in ("x", "cos", "sin", "local_cos", "local_sin", "blocks", "offsets")),
+        ("rows", _INT),
+    )
 
 
 class StageArgs(ctypes.Structure):
@@ -58,4 +60,5 @@ class StageArgs(ctypes.Structure):
         *((name, _POINTER) for name in ("q", "attended", "pool", "runs")),
         *((name, _INT) for name in ("num_runs", "heads", "kv_heads", "d", "block_size", "num_threads")),
         ("scale", ctypes.c_double),
+        ("cap", ctypes.c_double),
     )

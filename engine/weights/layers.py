@@ -31,6 +31,8 @@ class LayerWeights:
     post_norm: Tensor  # [h]
     gate_up_weight: Tensor  # [2·ffn, h], rows ordered gate, up
     down_weight: Tensor  # [h, ffn]
+    attention_norm: Tensor | None = None  # [h] behind attention, before its residual (Gemma)
+    mlp_norm: Tensor | None = None  # [h] behind the MLP, before its residual (Gemma)
 
     @property
     def kv(self) -> KvWeights:

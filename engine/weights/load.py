@@ -11,7 +11,7 @@ from shoal.engine.kernels import memory
 from shoal.engine.weights.held import HeldLayers
 from shoal.engine.weights.layers import KvWeights, LayerWeights, ModelWeights
 from shoal.engine.weights.read import TensorReader, open_reader
-from shoal.model_files import FileFormat, ModelFiles, Part, TensorInfo
+from shoal.model_files import FAMILIES, NORMS, FileFormat, ModelFiles, Part, TensorInfo
 from shoal.types import DType
 
 Progress = Callable[[int, int], None]  # bytes read so far, bytes to read
@@ -79,6 +79,8 @@ class _Loader:
         self._head_dim, self._config = model.config.shape.head_dim, model.config
         # llama.cpp's converter reorders the q and k rows of this architecture alone, for its own rotary embedding.
         self._has_paired_rows = model.format is FileFormat.GGUF and model.config.architecture == "llama"
+        is_folder = model.format is FileFormat.HF  # GGUF files hold the sum
+        self._norm_offset = FAMILIES[model.config.architecture].norm_offset if is_folder else 0.0
         self._total_bytes = sum(model.tensor(part, layer).num_bytes for part, layer in self._wanted())
         self.layers_opened: set[int] = set()
         self.resident_bytes = 0
@@ -116,6 +118,7 @@ class _Loader:
         full = [*kv, Part.Q, Part.OUTPUT, Part.POST_NORM, Part.GATE, Part.UP, Part.DOWN]
         full += [Part.Q_BIAS] if self._config.qkv_bias else []
         full += [Part.Q_NORM] if self._config.qk_norm else []
+        full += [Part.ATTENTION_NORM, Part.MLP_NORM] if self._config.branch_norms else []
         wanted += [(part, layer) for layer in held.full for part in full]
         return wanted + [(part, layer) for layer in held.kv_only for part in kv]
 
@@ -131,6 +134,8 @@ class _Loader:
             post_norm=self._tensor(Part.POST_NORM, layer),
             gate_up_weight=self._fused((Part.GATE, Part.UP), layer),
             down_weight=self._tensor(Part.DOWN, layer),
+            attention_norm=self._tensor(Part.ATTENTION_NORM, layer) if self._config.branch_norms else None,
+            mlp_norm=self._tensor(Part.MLP_NORM, layer) if self._config.branch_norms else None,
         )
 
     def _kv(self, layer: int) -> KvWeights:
@@ -170,7 +175,8 @@ class _Loader:
         adapter = self._model.adapter
         added = None if adapter is None or layer is None else adapter.low_rank.get((part, layer))
         if added is None:
-            self._reader.read_into(info, out, pairs_of=pairs_of)
+            offset = self._norm_offset if part in NORMS else 0.0
+            self._reader.read_into(info, out, pairs_of=pairs_of, offset=offset)
             return
         whole, a, b = (torch.empty(t.shape) for t in (info, added.a, added.b))
         self._reader.read_into(info, whole, pairs_of=pairs_of)

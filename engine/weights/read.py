@@ -34,11 +34,12 @@ class TensorReader:
             os.close(descriptor)
         self._files.clear()
 
-    def read_into(self, info: TensorInfo, out: torch.Tensor, *, pairs_of: int | None = None) -> None:
+    def read_into(self, info: TensorInfo, out: torch.Tensor, *, pairs_of: int | None = None, offset: float = 0.0) -> None:
         """Fill `out` (shape info.shape, any float dtype and device) with the tensor.
 
         `pairs_of` = head_dim: rows of each head come as rotary pairs (2i, 2i+1), as llama GGUF files have them, and are
-        put as (i, i + d/2). Raises InvalidConfig when the file has become shorter or unreadable since it was opened.
+        put as (i, i + d/2). `offset` is added to every number, before it is rounded. Raises InvalidConfig when the file has
+        become shorter or unreadable since it was opened.
         """
         rows, columns = (info.shape[0], info.shape[1]) if len(info.shape) == 2 else (1, info.shape[0])
         flat = out.view(rows, columns)
@@ -51,7 +52,7 @@ class TensorReader:
             piece = self._decode(info, data, stop - start, columns)
             if pairs_of is not None:
                 piece = piece.view(-1, pairs_of // 2, 2, columns).transpose(1, 2).reshape(stop - start, columns)
-            flat[start:stop].copy_(piece)
+            flat[start:stop].copy_(piece.to(torch.float32) + offset if offset else piece)
         self.num_tensors_read += 1
 
     def _decode(self, info: TensorInfo, data: npt.NDArray[np.uint8], rows: int, columns: int) -> torch.Tensor:

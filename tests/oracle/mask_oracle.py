@@ -60,7 +60,9 @@ class MaskOracle:
             frozen = hidden[:, :num_prefill]
             for layer in range(depth, num_layers):
                 decode = self._layer(layer, torch.cat([frozen, decode], dim=1), everyone, 0)[:, num_prefill:]
-        return self.model.lm_head(self.model.model.norm(decode))[0].float().log_softmax(-1)
+        logits = self.model.lm_head(self.model.model.norm(decode))[0].float()
+        cap = getattr(self.model.config, "final_logit_softcapping", None)
+        return (logits if cap is None else cap * torch.tanh(logits / cap)).log_softmax(-1)
 
     def greedy(self, prompt: list[int], case: Case, num_tokens: int, stop: frozenset[int] = frozenset()) -> "Greedy":
         """Generate greedily, recomputing the whole sequence for every token."""
@@ -82,7 +84,8 @@ class MaskOracle:
         if window is not None:
             hidden_from = hidden_from | ((distance >= window) & (torch.arange(len(positions))[None, :] >= num_sinks))
         mask = torch.zeros(hidden_from.shape).masked_fill(hidden_from, float("-inf"))
-        rotary = self.model.model.rotary_emb(hidden, position_ids=positions[None])
+        kinds = {"layer_type": self.model.config.layer_types[layer]} if self.model.config.model_type == "gemma3_text" else {}
+        rotary = self.model.model.rotary_emb(hidden, position_ids=positions[None], **kinds)
         return self.model.model.layers[layer](hidden, attention_mask=mask[None, None], position_embeddings=rotary)
 
     def _window(self, layer: int) -> int | None:

@@ -49,7 +49,7 @@ def test_padding_and_strangers_are_never_read() -> None:
             pool[table[row, slot // block], :, :, slot % block] = torch.randn(2, kv_heads, d, generator=generator)
     q = torch.randn(len(lasts), heads, d, generator=generator)
     slots, first = (torch.tensor(values, dtype=torch.int32) for values in (lasts, starts))
-    out = gpu.attend_rows(q, pool, gpu.RowKeys(table, slots, first))
+    out = gpu.attend_rows(q, pool, gpu.RowKeys(table, slots, first), d**-0.5)
     for row, last in enumerate(lasts[:3]):
         own = torch.stack([pool[table[row, slot // block], :, :, slot % block] for slot in range(starts[row], last + 1)], 2)
         k, v = own.repeat_interleave(heads // kv_heads, 1)

@@ -14,7 +14,7 @@ from shoal.engine.kv_pool import KvPool
 from shoal.engine.layer_backend import LayerBackend, StageRows, StageWork
 from shoal.engine.native_layers import NativeLayers
 from shoal.engine.query_runs import QueryRun, SlotGeometry, visible
-from shoal.engine.rope import inverse_frequencies, rotation
+from shoal.engine.rope import Frequencies
 from shoal.engine.stages import RowGroup, Stage
 from shoal.engine.torch_attention import TorchAttention
 from shoal.engine.torch_layers import TorchLayers
@@ -174,7 +174,7 @@ def test_layer(
         slots = torch.arange(num_rows)
         group = RowGroup(None, (slots // 4 + 1).view(1, -1), slots % 4)
         ids = np.arange(1, num_rows // 4 + 2, dtype=np.int32).reshape(1, -1)
-        turn = rotation(slots, inverse_frequencies(settings.rope, head_dim), layers.rotation_dtype)
+        turn = Frequencies.of(settings).rotations(slots, layers.rotation_dtype)
         layers.hold({0: own}, {1: own.kv})
         rows = StageRows(group, x.to(like), turn)
         full = Stage(range(1), group, None, (QueryRun(0, num_rows, 0, ids, SlotGeometry()),))

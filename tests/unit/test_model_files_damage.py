@@ -121,7 +121,7 @@ def test_damaged_lengths_in_a_gguf_cost_neither_memory_nor_a_page_of_words(tmp_p
     [
         ("llama.rope.scale_linear", 4.0, "linear rope scaling is not supported"),
         ("llama.rope.freq_base", 1e300, "must be finite"),
-        ("llama.attention.sliding_window", 128, "sliding windows in a GGUF file are not supported"),
+        ("llama.attention.sliding_window", 128, "sliding windows in a GGUF file are not supported for llama"),
         ("llama.block_count", 1 << 62, "more than 10000 cannot be meant"),
     ],
 )

@@ -38,12 +38,12 @@ int shoal_use_amx(int use) {
   return shoal::use_amx;
 }
 
-// sizes: num_runs, layer, window (0 = none), heads, kv_heads, d, block_size, num_threads, q_stride.
-void shoal_attend(int is_bf16, const void* q, void* out, const void* pool, const void* runs, const int64_t* sizes, float scale) {
+// sizes: num_runs, layer, window (0 = none), heads, kv_heads, d, block_size, num_threads, q_stride. Scale and cap are times log2 e.
+void shoal_attend(int is_bf16, const void* q, void* out, const void* pool, const void* runs, const int64_t* sizes, float scale, float cap) {
   auto call = [&]<class T>(T) {
     const shoal::Run* list = static_cast<const shoal::Run*>(runs);
     shoal::attend(shoal::Attention<T>{static_cast<const T*>(q), static_cast<T*>(out), static_cast<const T*>(pool), list, sizes[0],
-                                      sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], (int)sizes[7], sizes[8], scale});
+                                      sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], (int)sizes[7], sizes[8], scale, cap});
   };
   is_bf16 ? call(shoal::bf16{}) : call(float{});
 }

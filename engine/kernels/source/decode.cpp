@@ -47,6 +47,7 @@ struct Kernel {
         }
       }
       __m512 sum = _mm512_mul_ps(sum_each(dots), _mm512_set1_ps(call.scale));
+      if (call.cap > 0) sum = soft_cap<T>(sum, call.cap, 2 * 1.44269504f / call.cap);
       sum = _mm512_mask_blend_ps(lanes(count - base), _mm512_set1_ps(kNever), sum);
       _mm512_store_ps(out + base, sum);
     }
@@ -287,6 +288,13 @@ void attend_few_rows(const Attention<T>& call, const std::vector<long>& runs) {
       return attend_rows<T, 7>(call, runs);
     case 8:
       return attend_rows<T, 8>(call, runs);
+    case 9:  // from here on float alone: 16 words in a register's lanes, what lies beyond d masked
+    case 10:
+    case 11:
+    case 12:
+      return attend_rows<T, 12>(call, runs);
+    default:
+      return attend_rows<T, 16>(call, runs);
   }
 }
 

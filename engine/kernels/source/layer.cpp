@@ -58,24 +58,36 @@ void normed_rows(const From* x, const void* norm, long rows, long n, double eps,
   for (long r = 0; r < rows; ++r) rms_norm(x + r * n, static_cast<const T*>(norm), n, (float)eps, out + r * ldo);
 }
 
-// to [rows, 16] = SiLU(gate) · up of one panel's c [rows, 32].
+// to [rows, 16] = SiLU or GELU of gate, times up, of one panel's c [rows, 32].
 template <class T>
-void activate(const float* c, long first, long rows, long panel, long width, T* to, long ldo) {
+void activate(const float* c, long first, long rows, long panel, long width, bool gelu, T* to, long ldo) {
   const long left = width - panel * 16;
   for (long r = first; r < first + rows; ++r) {
-    store(to + r * ldo + panel * 16, silu_times<T>(_mm512_loadu_ps(c + r * kPanel), _mm512_loadu_ps(c + r * kPanel + 16)), left);
+    const __m512 gate = _mm512_loadu_ps(c + r * kPanel), up = _mm512_loadu_ps(c + r * kPanel + 16);
+    store(to + r * ldo + panel * 16, gelu ? gelu_times<T>(gate, up) : silu_times<T>(gate, up), left);
   }
 }
 
-// to = c + x for one panel's columns.
+// to = c + x for one panel's columns; x may be null: c alone.
 template <class X, class To>
 void add_rows(const float* c, long first, long rows, long panel, long n, const X* x, To* to) {
   const long begin = panel * kPanel, end = std::min(n, begin + kPanel);
   for (long r = first; r < first + rows; ++r) {
     for (long i = begin; i < end; i += 16) {
-      const __m512 sum = _mm512_add_ps(_mm512_loadu_ps(c + r * kPanel + i - begin), load(x + r * n + i, n - i));
+      __m512 sum = _mm512_loadu_ps(c + r * kPanel + i - begin);
+      if (x) sum = _mm512_add_ps(sum, load(x + r * n + i, n - i));
       store(to + r * n + i, sum, n - i);
     }
+  }
+}
+
+// to = x + the norm of a branch's sums, for one row. `to` may be either of them.
+template <class X, class T, class To>
+void add_normed(const float* sums, const X* x, const T* norm, long n, float eps, To* to) {
+  const __m512 factor = _mm512_set1_ps(norm_factor(sums, n, eps));
+  for (long i = 0; i < n; i += 16) {
+    const __m512 normed = _mm512_mul_ps(_mm512_mul_ps(load(sums + i, n - i), factor), load(norm + i, n - i));
+    store(to + i, _mm512_add_ps(normed, load(x + i, n - i)), n - i);
   }
 }
 
@@ -128,55 +140,77 @@ void finish(const Finish& f) {
   static thread_local Scratch<T> shared_numbers;
   const long hidden = f.output.n, from = f.output.k, width = f.down.k, ldn = spread<T>(hidden), lda = spread<T>(width);
   const Cut cut(f.rows, f.num_threads, tiled<T>());
-  const long most = whole_tiles(cut.tile);
-  float* shared_middle = cut.by_rows ? nullptr : shared_sums.at_least(f.rows * hidden);
+  const long most = whole_tiles(cut.tile), planes = f.mlp_norm ? 2 : 1;  // with branch norms the MLP's sums are kept too
+  float* shared_middle = cut.by_rows ? nullptr : shared_sums.at_least(planes * f.rows * hidden);
   T* shared_normed = cut.by_rows ? nullptr : shared_numbers.at_least(most * (ldn + lda));
 #pragma omp parallel num_threads((int)f.num_threads)
   {
     static thread_local Scratch<float> floats;
     static thread_local Scratch<T> numbers;
     const TileScope tiles;
-    float* c = floats.at_least(most * (cut.by_rows ? kPanel + hidden : kPanel));
+    float* c = floats.at_least(most * (cut.by_rows ? kPanel + planes * hidden : kPanel));
     float* middle = cut.by_rows ? c + most * kPanel : shared_middle;
+    float* sums = middle + (cut.by_rows ? most : (long)f.rows) * hidden;  // only with branch norms
     T* normed = cut.by_rows ? numbers.at_least(most * (ldn + lda)) : shared_normed;
     T* active = normed + most * ldn;
     auto output = [&](long panel, long first, long rows) {
       const T* attended = static_cast<const T*>(f.attended) + first * from;
       multiply(f.output, panel, attended, from, rows, c, kPanel, [&](long row, long some) {
-        add_rows(c, row, some, panel, hidden, static_cast<const T*>(f.x) + first * hidden, middle);
+        add_rows(c, row, some, panel, hidden, f.attention_norm ? nullptr : static_cast<const T*>(f.x) + first * hidden, middle);
       });
+    };
+    auto norm_middle = [&](long first, long row) {  // what the MLP reads
+      float* own = middle + row * hidden;
+      if (f.attention_norm) {
+        const T* x = static_cast<const T*>(f.x) + (first + row) * hidden;
+        add_normed(own, x, static_cast<const T*>(f.attention_norm), hidden, (float)f.eps, own);
+      }
+      normed_rows(own, f.norm, 1, hidden, f.eps, normed + row * ldn, ldn);
+    };
+    auto end_row = [&](long first, long row) {
+      T* to = static_cast<T*>(f.out) + (first + row) * hidden;
+      add_normed(sums + row * hidden, middle + row * hidden, static_cast<const T*>(f.mlp_norm), hidden, (float)f.eps, to);
     };
     auto gate_up = [&](long panel, long rows) {
       multiply(f.gate_up, panel, normed, ldn, rows, c, kPanel,
-               [&](long row, long some) { activate(c, row, some, panel, width, active, lda); });
+               [&](long row, long some) { activate(c, row, some, panel, width, f.gelu != 0, active, lda); });
     };
     auto down = [&](long panel, long first, long begin, long end) {  // rows [begin, end) of a tile that starts at `first`
       const float* x = middle + begin * hidden;
       T* to = static_cast<T*>(f.out) + (first + begin) * hidden;
       multiply(f.down, panel, active + begin * lda, lda, end - begin, c, kPanel,
-               [&](long row, long some) { add_rows(c, row, some, panel, hidden, x, to); });
+               [&](long row, long some) {
+                 if (f.mlp_norm) add_rows(c, row, some, panel, hidden, static_cast<const float*>(nullptr), sums + begin * hidden);
+                 else add_rows(c, row, some, panel, hidden, x, to);
+               });
     };
     if (cut.by_rows) {
 #pragma omp for schedule(dynamic, 1) nowait
       for (long tile = 0; tile < cut.num_tiles; ++tile) {
         const long first = tile * cut.tile, rows = std::min(cut.tile, (long)f.rows - first);
         for (long panel = 0; panel < f.output.num_panels(); ++panel) output(panel, first, rows);
-        normed_rows(middle, f.norm, rows, hidden, f.eps, normed, ldn);
+        for (long r = 0; r < rows; ++r) norm_middle(first, r);
         for (long panel = 0; panel < f.gate_up.num_panels(); ++panel) gate_up(panel, rows);
         for (long at = 0; at < rows; at += kWideRows) {
           for (long panel = 0; panel < f.down.num_panels(); ++panel) down(panel, first, at, std::min(rows, at + kWideRows));
         }
+        for (long r = 0; f.mlp_norm && r < rows; ++r) end_row(first, r);
       }
     } else {
 #pragma omp for schedule(static)
       for (long panel = 0; panel < f.output.num_panels(); ++panel) output(panel, 0, f.rows);
 #pragma omp for schedule(static)
-      for (long r = 0; r < f.rows; ++r) normed_rows(middle + r * hidden, f.norm, 1, hidden, f.eps, normed + r * ldn, ldn);
+      for (long r = 0; r < f.rows; ++r) norm_middle(0, r);
 #pragma omp for schedule(static)
       for (long panel = 0; panel < f.gate_up.num_panels(); ++panel) gate_up(panel, f.rows);
       for (long at = 0; at < f.rows; at += kWideRows) {
 #pragma omp for schedule(static) nowait
         for (long panel = 0; panel < f.down.num_panels(); ++panel) down(panel, 0, at, std::min((long)f.rows, at + kWideRows));
+      }
+      if (f.mlp_norm) {
+#pragma omp barrier
+#pragma omp for schedule(static)
+        for (long r = 0; r < f.rows; ++r) end_row(0, r);
       }
     }
   }
@@ -184,7 +218,9 @@ void finish(const Finish& f) {
 
 template <class T>
 void project_rows(const Stage& stage, Project call, const Rows& rows, long layer, void* q) {
-  call.x = rows.x, call.cos = rows.cos, call.sin = rows.sin, call.rows = rows.rows;
+  const bool is_local = stage.windows[layer] > 0;
+  call.x = rows.x, call.rows = rows.rows;
+  call.cos = is_local ? rows.local_cos : rows.cos, call.sin = is_local ? rows.local_sin : rows.sin;
   call.blocks = rows.blocks + layer * rows.rows, call.offsets = rows.offsets;
   call.q = q, call.pool = stage.pool, call.block_size = stage.block_size, call.num_threads = stage.num_threads;
   project<T>(call);
@@ -217,7 +253,7 @@ void run_stage(const Stage& stage, long from, long to) {
         const PhaseTimer timer(1);
         attend(Attention<T>{static_cast<const T*>(stage.q), static_cast<T*>(stage.attended), static_cast<const T*>(stage.pool), stage.runs,
                             stage.num_runs, layer, stage.windows[layer], stage.heads, stage.kv_heads, stage.d, stage.block_size,
-                            (int)stage.num_threads, stage.heads * stage.d, (float)stage.scale});
+                            (int)stage.num_threads, stage.heads * stage.d, (float)stage.scale, (float)stage.cap});
       }
       const PhaseTimer timer(2);
       Finish call = stage.full_layers[layer]->finish;

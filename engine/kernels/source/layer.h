@@ -30,12 +30,13 @@ struct Project {
   double eps;
 };
 
-// Output projection, residual, norm, gate and up, SiLU, down, residual.
+// Output projection, residual, norm, gate and up, SiLU or GELU, down, residual; with branch norms, a norm before each residual.
 struct Finish {
   const void *x, *attended, *norm;  // [rows, hidden], [rows + 15, heads · d], [hidden]
+  const void *attention_norm, *mlp_norm;  // [hidden], both or neither (null)
   Linear output, gate_up, down;     // each panel of gate_up: 16 rows of gate, then the 16 of up
   void* out;                        // [rows, hidden]
-  int64_t rows, num_threads;
+  int64_t rows, num_threads, gelu;  // gelu: 1 for its tanh form, 0 for SiLU
   double eps;
 };
 
@@ -48,7 +49,8 @@ struct Layer {
 // Some rows, and where their K and V go.
 struct Rows {
   void* x;                          // [rows, hidden]; full rows: replaced by the layers' output
-  const float *cos, *sin;           // [rows, d / 2]
+  const float *cos, *sin;           // [rows, d / 2], of layers without a window
+  const float *local_cos, *local_sin;  // and with one
   const int64_t *blocks, *offsets;  // [layers, rows], [rows]
   int64_t rows;
 };
@@ -62,7 +64,7 @@ struct Stage {
   void *q, *attended, *pool;  // of the full rows; KvPool.data
   const Run* runs;
   int64_t num_runs, heads, kv_heads, d, block_size, num_threads;
-  double scale;  // of scores, times log2 e
+  double scale, cap;  // of scores, times log2 e; cap 0 = none
 };
 
 template <class T>
@@ -97,6 +99,14 @@ inline void rotate(float* head, const float* cos, const float* sin, long d) {
 template <class T>
 inline __m512 silu_times(__m512 gate, __m512 up) {
   const __m512 e = exp2<T>(_mm512_mul_ps(gate, _mm512_set1_ps(-1.44269504f)));
+  return _mm512_mul_ps(_mm512_mul_ps(gate, up), reciprocal<T>(_mm512_add_ps(e, _mm512_set1_ps(1.0f))));
+}
+
+// The tanh form of GELU: gate · sigmoid(2 · √(2/π) · (gate + 0.044715 · gate³)).
+template <class T>
+inline __m512 gelu_times(__m512 gate, __m512 up) {
+  const __m512 cubic = _mm512_fmadd_ps(_mm512_mul_ps(gate, gate), _mm512_set1_ps(0.044715f), _mm512_set1_ps(1.0f));
+  const __m512 e = exp2<T>(_mm512_mul_ps(_mm512_mul_ps(gate, cubic), _mm512_set1_ps(-2.0f * 0.7978845608f * 1.44269504f)));
   return _mm512_mul_ps(_mm512_mul_ps(gate, up), reciprocal<T>(_mm512_add_ps(e, _mm512_set1_ps(1.0f))));
 }
 

@@ -53,7 +53,7 @@ struct Attention {
   long heads, kv_heads, d, block_size;
   int num_threads;
   long q_stride;
-  float scale;  // times log2 e
+  float scale, cap;  // of scores, times log2 e; cap 0 = none
 
   long group() const { return heads / kv_heads; }
   long head_stride() const { return block_size * d; }

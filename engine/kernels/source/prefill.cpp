@@ -104,14 +104,23 @@ struct Tiles {
     }
   }
 
+  void cap_row(float* scores, long columns) const {
+    const float twice = 2 * 1.44269504f / call.cap;
+    for (long i = 0; i < columns; i += 16) {
+      const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(scores + i), _mm512_set1_ps(call.scale));
+      _mm512_storeu_ps(scores + i, soft_cap<T>(scaled, call.cap, twice));
+    }
+  }
+
   // Scores of up to 16 (row, head) pairs of a block → weights, with their running maxima and sums, and what was summed before
   // put on the new maximum. `slot`: of pair 0's row, pair p's row being (p + ahead) / group further on.
   void weigh(float* scores, long count, long columns, long first, long slot, long ahead, T* weights, float* best, float* total, float* sums) const {
-    const __m512 scale = _mm512_set1_ps(call.scale), least = _mm512_set1_ps(kNever);
+    const __m512 scale = _mm512_set1_ps(call.cap > 0 ? 1.0f : call.scale), least = _mm512_set1_ps(kNever);
     __m512 each[16];
     for (auto& one : each) one = least;
     for (long r = 0; r < count; ++r) {
       float* own = scores + r * score_stride;
+      if (call.cap > 0) cap_row(own, columns);
       const Seen seen = seen_from(run, slot + (r + ahead) / call.group(), call.window);
       if (seen.low > first || seen.high < first + columns) hide(own, columns, first, seen);
       __m512 even = least, odd = least;

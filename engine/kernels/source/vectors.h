@@ -77,6 +77,14 @@ inline __m512 reciprocal(__m512 x) {
   return _mm512_rcp14_ps(x);
 }
 
+// cap · tanh(x / cap), as exactly as T needs it. `twice` = 2 · log2 e / cap.
+template <class T>
+inline __m512 soft_cap(__m512 x, float cap, float twice) {
+  const __m512 e = exp2<T>(_mm512_mul_ps(x, _mm512_set1_ps(twice)));
+  const __m512 share = _mm512_mul_ps(reciprocal<T>(_mm512_add_ps(e, _mm512_set1_ps(1.0f))), _mm512_set1_ps(2.0f));
+  return _mm512_mul_ps(_mm512_sub_ps(_mm512_set1_ps(1.0f), share), _mm512_set1_ps(cap));
+}
+
 inline void store32(float* p, __m512 low, __m512 high) { _mm512_storeu_ps(p, low), _mm512_storeu_ps(p + 16, high); }
 inline void store32(bf16* p, __m512 low, __m512 high) { _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(high, low)); }
 

@@ -2,19 +2,26 @@
 
 from shoal.model_files.adapter import AdapterFiles, LowRank
 from shoal.model_files.catalogue import DEFAULT_MODEL, KnownModel, known_models
-from shoal.model_files.config import ARCHITECTURES, DecoderConfig, RopeConfig, RopeKind
+from shoal.model_files.config import DecoderConfig
+from shoal.model_files.families import ARCHITECTURES, FAMILIES, Activation, Family
 from shoal.model_files.model import ModelFiles, open_model
+from shoal.model_files.parts import NORMS, Part
 from shoal.model_files.prompts import ChatTemplate, Prompt, PromptEncoder
 from shoal.model_files.random_model import write_random_model
-from shoal.model_files.tensors import FileFormat, Part, TensorInfo
+from shoal.model_files.rope import RopeConfig, RopeKind
+from shoal.model_files.tensors import FileFormat, TensorInfo
 from shoal.model_files.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
     "ARCHITECTURES",
     "DEFAULT_MODEL",
+    "FAMILIES",
+    "NORMS",
+    "Activation",
     "AdapterFiles",
     "ChatTemplate",
     "DecoderConfig",
+    "Family",
     "FileFormat",
     "KnownModel",
     "LowRank",

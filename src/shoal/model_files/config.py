@@ -2,67 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 
 from shoal.errors import InvalidConfig
+from shoal.model_files.families import Activation
+from shoal.model_files.rope import RopeConfig
 from shoal.types import ModelShape
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 MAX_LAYERS = 10_000
-
-
-class RopeKind(StrEnum):
-    """How the inverse frequencies θ^(−2i/d) are adjusted."""
-
-    DEFAULT = "default"  # not at all
-    LLAMA3 = "llama3"  # by wavelength (Llama 3.1)
-    FACTORS = "factors"  # each divided by a factor of its own (what a GGUF holds for Llama 3.1)
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary embedding over the whole head: dimensions i and i + d/2 turn together. `str()` is the fingerprint's text."""
-
-    theta: float
-    kind: RopeKind = RopeKind.DEFAULT
-    factor: float = 1.0  # the last four: `llama3` only
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_context: int = 8192  # tokens
-    factors: tuple[float, ...] = ()  # `factors` only, one per pair: [head_dim / 2]
-
-    def __str__(self) -> str:
-        if self.kind is RopeKind.DEFAULT:
-            return f"default theta={self.theta!r}"
-        if self.kind is RopeKind.FACTORS:
-            return f"factors theta={self.theta!r} factors={','.join(f'{value!r}' for value in self.factors)}"
-        return (
-            f"llama3 theta={self.theta!r} factor={self.factor!r} low={self.low_freq_factor!r} "
-            f"high={self.high_freq_factor!r} original={self.original_max_context}"
-        )
-
-    def frequency_factors(self, head_dim: int) -> tuple[float, ...]:
-        """What each pair's inverse frequency θ^(−2i/d) is divided by: [head_dim / 2], all 1.0 for `default`.
-
-        For `llama3`: 1 for short wavelengths, `factor` for long ones, blended between (Llama 3.1's smoothing).
-        """
-        if self.kind is RopeKind.FACTORS:
-            return self.factors
-        if self.kind is RopeKind.DEFAULT:
-            return (1.0,) * (head_dim // 2)
-        longest, shortest = (self.original_max_context / f for f in (self.low_freq_factor, self.high_freq_factor))
-        factors: list[float] = []
-        for pair in range(head_dim // 2):
-            wavelength = 2 * math.pi * self.theta ** (2 * pair / head_dim)
-            if wavelength < shortest:
-                factors.append(1.0)
-            elif wavelength > longest:
-                factors.append(self.factor)
-            else:
-                span = self.high_freq_factor - self.low_freq_factor
-                smooth = (self.original_max_context / wavelength - self.low_freq_factor) / span
-                factors.append(1 / ((1 - smooth) / self.factor + smooth))
-        return tuple(factors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +24,13 @@ class DecoderConfig:
     tied_embeddings: bool  # the LM head is the embedding
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]  # any of them ends an answer
+    activation: Activation = Activation.SILU
+    branch_norms: bool = False  # Gemma 2, 3: an RMS norm behind attention and behind the MLP, before each residual
+    embedding_scale: float = 1.0  # Gemma: √h
+    score_scale: float | None = None  # of attention scores; None = head_dim^−½
+    local_rope: RopeConfig | None = None  # of window layers, where it is another one (Gemma 3)
+    attention_softcap: float | None = None  # scores become cap · tanh(score / cap) (Gemma 2)
+    logit_softcap: float | None = None  # and so do logits
 
     def __post_init__(self) -> None:
         shape = self.shape
@@ -96,26 +49,38 @@ class DecoderConfig:
             raise InvalidConfig(f"{len(shape.windows)} layer types given for {shape.num_layers} layers")
         if any(window is not None and window < 1 for window in shape.windows):
             raise InvalidConfig("a sliding window must be at least 1 token")
-        if not (0 < self.rope.theta < math.inf and 0 < self.rms_eps < math.inf):
-            raise InvalidConfig("rope theta and the norms' epsilon must be finite and greater than 0")
-        rope = self.rope
-        is_ordered = rope.factor >= 1 and 0 < rope.low_freq_factor < rope.high_freq_factor and rope.original_max_context >= 1
-        if rope.kind is RopeKind.LLAMA3 and not is_ordered:
-            raise InvalidConfig(f"rope scaling llama3 cannot work with these values: {rope}")
-        if rope.kind is RopeKind.FACTORS and len(rope.factors) != shape.head_dim // 2:
-            raise InvalidConfig(f"{len(rope.factors)} rotary factors given for {shape.head_dim // 2} pairs")
-        if not all(0 < factor < math.inf for factor in rope.factors):
-            raise InvalidConfig("rotary factors must be finite and greater than 0")
+        scales = [self.rms_eps, self.embedding_scale, self.attention_scale, self.attention_softcap, self.logit_softcap]
+        if not all(scale is None or 0 < scale < math.inf for scale in scales):
+            raise InvalidConfig("the norms' epsilon, scales and soft caps must be finite and greater than 0")
+        for rope in (self.rope, self.local_rope):
+            if rope is not None:
+                rope.check(shape.head_dim)
+
+    @property
+    def attention_scale(self) -> float:
+        """What scores are multiplied by."""
+        return self.shape.head_dim**-0.5 if self.score_scale is None else self.score_scale
+
+    def rope_of(self, layer: int) -> RopeConfig:
+        """The layer's rotary embedding."""
+        return self.local_rope if self.local_rope is not None and self.shape.window(layer) is not None else self.rope
+
+    @property
+    def rope_text(self) -> str:
+        """Of both rotary embeddings, for the fingerprint."""
+        return str(self.rope) if self.local_rope is None else f"{self.rope} local=({self.local_rope})"
 
     @property
     def text(self) -> str:
         """Every field that changes what the model computes, as stable text."""
         s = self.shape
-        return (
+        text = (
             f"{self.architecture} L={s.num_layers} h={s.hidden_size} heads={s.num_heads}/{s.num_kv_heads}x{s.head_dim} "
             f"ffn={s.intermediate_size} vocab={s.vocab_size} context={s.max_context} windows={s.windows} eps={self.rms_eps!r} "
             f"rope=({self.rope}) qkv_bias={self.qkv_bias} qk_norm={self.qk_norm} tied={self.tied_embeddings}"
         )
+        later = {name: getattr(self, name) for name in _LATER_FIELDS}  # named only where they are not Llama's
+        return text + "".join(f" {name}={value}" for name, value in later.items() if value != _LATER_FIELDS[name])
 
     @property
     def num_parameters(self) -> int:
@@ -124,5 +89,25 @@ class DecoderConfig:
         q, kv = s.num_heads * s.head_dim, s.kv_elements
         layer = (q + kv) * s.hidden_size + q * s.hidden_size + 3 * s.intermediate_size * s.hidden_size + 2 * s.hidden_size
         layer += (q + kv if self.qkv_bias else 0) + (2 * s.head_dim if self.qk_norm else 0)
+        layer += 2 * s.hidden_size if self.branch_norms else 0
         tables = s.vocab_size * s.hidden_size * (1 if self.tied_embeddings else 2)
         return s.num_layers * layer + tables + s.hidden_size
+
+
+_LATER_FIELDS = {  # and their values in Llama's family
+    "activation": Activation.SILU,
+    "branch_norms": False,
+    "embedding_scale": 1.0,
+    "score_scale": None,
+    "local_rope": None,
+    "attention_softcap": None,
+    "logit_softcap": None,
+}
+
+
+def window_pattern(num_layers: int, window: int, pattern: int) -> tuple[int | None, ...]:
+    """`window` in every layer but each `pattern`-th. Raises InvalidConfig for a pattern below 1."""
+    if pattern < 1:
+        raise InvalidConfig(f"a window pattern of {pattern} cannot be; it must be at least 1")
+    windows = tuple(None if (layer + 1) % pattern == 0 else window for layer in range(num_layers))
+    return windows if any(windows) else ()

@@ -13,8 +13,9 @@ from shoal.model_files.config import DecoderConfig
 from shoal.model_files.gguf_config import read_gguf_config
 from shoal.model_files.gguf_file import read_gguf
 from shoal.model_files.hf_config import read_hf_config
+from shoal.model_files.parts import Part
 from shoal.model_files.safetensors_files import read_tensor_table
-from shoal.model_files.tensors import FileFormat, Part, TensorInfo, check_tensors, tensor_name
+from shoal.model_files.tensors import FileFormat, TensorInfo, check_tensors, tensor_name
 
 _SAMPLE_BYTES = 64
 
@@ -41,7 +42,7 @@ class ModelFiles:
         """Where a part of the model (or of a layer) lies; a tied head is the embedding."""
         if part is Part.HEAD and self.config.tied_embeddings:
             part = Part.EMBEDDING
-        return self.tensors[tensor_name(self.format, part, layer)]
+        return self.tensors[tensor_name(self.format, part, layer, architecture=self.config.architecture)]
 
 
 def open_model(name_or_path: str = DEFAULT_MODEL, adapter: str = "") -> ModelFiles:

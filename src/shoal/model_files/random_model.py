@@ -13,18 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import InvalidConfig
-from shoal.model_files.config import DecoderConfig
+from shoal.model_files.config import DecoderConfig, window_pattern
+from shoal.model_files.families import Activation, Family, Windows, family_of
 from shoal.model_files.hf_config import read_hf_config
+from shoal.model_files.parts import NORMS, Part
 from shoal.model_files.random_tokenizer import BOS_ID, EOS_ID, MIN_VOCAB_SIZE, write_random_tokenizer
-from shoal.model_files.tensors import FileFormat, Part, part_shape, required_parts, tensor_name
+from shoal.model_files.tensors import FileFormat, part_shape, required_parts, tensor_name
 from shoal.types import DType
 
-_CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
+_NO_WINDOW = 4096  # transformers wants a number, though no layer uses it
+_SOFTCAPS = (2.0, 12.0)  # of scores and logits
 _LOGIT_SPREAD = 3.0  # standard deviation of the logits
 
 
@@ -51,14 +49,14 @@ def write_random_model(
 ) -> Path:
     """Write config.json, safetensors, tokenizer.json and tokenizer_config.json; returns the folder.
 
-    `sliding_window` (mistral, qwen2, qwen3) applies to layers num_global_layers … L−1 (mistral: to all). `llama3_rope` adds
-    Llama 3.1's rope scaling. Equal arguments write equal bytes. Raises InvalidConfig for a combination that cannot be.
+    `sliding_window` applies to all layers of mistral, to layers num_global_layers … L−1 of qwen2 and qwen3, to all but every
+    second (gemma2) or sixth (gemma3_text) layer of Gemma. `llama3_rope` adds Llama 3.1's rope scaling. Equal arguments write
+    equal bytes. Raises InvalidConfig for a combination that cannot be.
     """
     folder = Path(folder)
-    if architecture not in _CLASSES:
-        raise InvalidConfig(f"architecture {architecture!r} is not supported; supported: {', '.join(_CLASSES)}")
-    if architecture == "llama" and sliding_window is not None:
-        raise InvalidConfig("llama has no sliding window; use mistral, qwen2 or qwen3")
+    architecture, family = family_of(architecture)
+    if family.windows is Windows.NONE and sliding_window is not None:
+        raise InvalidConfig(f"{architecture} has no sliding window; use mistral, qwen2, qwen3, gemma2 or gemma3_text")
     if vocab_size < MIN_VOCAB_SIZE:
         raise InvalidConfig(f"vocab_size must be at least {MIN_VOCAB_SIZE}: every byte and three special tokens")
     rope: dict[str, object] = {"rope_type": "default", "rope_theta": rope_theta}
@@ -66,9 +64,10 @@ def write_random_model(
         rope |= {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
         rope |= {"original_max_position_embeddings": max(1, max_context // 4)}
     config: dict[str, object] = {
-        "architectures": [_CLASSES[architecture]],
+        "architectures": [family.hf_class],
         "model_type": architecture,
-        "hidden_act": "silu",
+        "hidden_act": "silu" if family.activation is Activation.SILU else "gelu_pytorch_tanh",
+        "hidden_activation": None if family.activation is Activation.SILU else "gelu_pytorch_tanh",
         "num_hidden_layers": num_layers,
         "hidden_size": hidden_size,
         "num_attention_heads": num_heads,
@@ -84,17 +83,41 @@ def write_random_model(
         "eos_token_id": EOS_ID,
         "dtype": str(dtype),
     }
-    if architecture == "mistral":
-        config["sliding_window"] = sliding_window
-    elif sliding_window is not None:
-        kinds = ["full_attention" if layer < num_global_layers else "sliding_attention" for layer in range(num_layers)]
-        config |= {"use_sliding_window": True, "sliding_window": sliding_window}
-        config |= {"max_window_layers": num_global_layers, "layer_types": kinds}
+    config |= _of_family(family, head_dim, rope) | _windows(family, num_layers, sliding_window, num_global_layers)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     _write_weights(folder, read_hf_config(folder), dtype, num_shards, seed)
     write_random_tokenizer(folder, vocab_size)
     return folder
+
+
+def _of_family(family: Family, head_dim: int, rope: dict[str, object]) -> dict[str, object]:
+    """What Gemma's files hold beside the usual: small caps, so that they matter, and a query scalar that is not head_dim."""
+    found: dict[str, object] = {}
+    if family.has_query_scalar:
+        found["query_pre_attn_scalar"] = 2 * head_dim
+    if family.has_softcaps:
+        scores, logits = (None if usual is None else cap for usual, cap in zip(family.softcaps, _SOFTCAPS, strict=True))
+        found |= {"attn_logit_softcapping": scores, "final_logit_softcapping": logits}
+    if family.local_theta is not None:
+        local = {"rope_type": "default", "rope_theta": 100.0}
+        found["rope_parameters"] = {"full_attention": rope, "sliding_attention": local}
+    return found
+
+
+def _windows(family: Family, num_layers: int, window: int | None, num_global_layers: int) -> dict[str, object]:
+    match family.windows:
+        case Windows.ALL:
+            return {"sliding_window": window}
+        case Windows.PATTERN:
+            of_layer = window_pattern(num_layers, window, family.window_pattern) if window else ()
+            kinds = ["sliding_attention" if has else "full_attention" for has in of_layer] or ["full_attention"] * num_layers
+            return {"sliding_window": window or _NO_WINDOW, "layer_types": kinds}
+        case Windows.OPTIONAL if window is not None:
+            kinds = ["full_attention" if layer < num_global_layers else "sliding_attention" for layer in range(num_layers)]
+            found: dict[str, object] = {"use_sliding_window": True, "sliding_window": window}
+            return found | {"max_window_layers": num_global_layers, "layer_types": kinds}
+    return {}
 
 
 def _write_weights(folder: Path, config: DecoderConfig, dtype: DType, num_shards: int, seed: int) -> None:
@@ -108,7 +131,8 @@ def _write_weights(folder: Path, config: DecoderConfig, dtype: DType, num_shards
     for shard in range(num_shards):
         name = "model.safetensors" if num_shards == 1 else f"model-{shard + 1:05}-of-{num_shards:05}.safetensors"
         held = parts[shard * per_shard : (shard + 1) * per_shard]
-        shapes = {tensor_name(FileFormat.HF, part, layer): part_shape(config, part) for part, layer in held}
+        names = [tensor_name(FileFormat.HF, part, layer, architecture=config.architecture) for part, layer in held]
+        shapes = {name: part_shape(config, part) for name, (part, _) in zip(names, held, strict=True)}
         values = (_values(rng, config, part) for part, _ in held)
         total_bytes += write_safetensors(folder / name, shapes, values, dtype)
         weight_map |= dict.fromkeys(shapes, name)
@@ -122,9 +146,9 @@ def _values(rng: np.random.Generator, config: DecoderConfig, part: Part) -> npt.
     noise = rng.standard_normal(shape, dtype=np.float32)
     match part:
         case Part.EMBEDDING | Part.HEAD:
-            scaled = noise * (_LOGIT_SPREAD / math.sqrt(shape[-1]))
-        case Part.FINAL_NORM | Part.INPUT_NORM | Part.POST_NORM | Part.Q_NORM | Part.K_NORM:
-            scaled = 1 + 0.1 * noise
+            scaled = noise * (_LOGIT_SPREAD / math.sqrt(shape[-1]))  # in Gemma's the residual stream starts √h times as large
+        case _ if part in NORMS:
+            scaled = 1 - family_of(config.architecture)[1].norm_offset + 0.1 * noise
         case Part.Q_BIAS | Part.K_BIAS | Part.V_BIAS:
             scaled = 0.5 * noise
         case _:

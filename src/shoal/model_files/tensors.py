@@ -7,6 +7,8 @@ from pathlib import Path
 
 from shoal.errors import InvalidConfig
 from shoal.model_files.config import DecoderConfig
+from shoal.model_files.families import FAMILIES
+from shoal.model_files.parts import Part
 
 
 class FileFormat(StrEnum):
@@ -14,28 +16,6 @@ class FileFormat(StrEnum):
 
     GGUF = "gguf"
     HF = "hf"  # a Hugging Face folder: config.json and safetensors
-
-
-class Part(StrEnum):
-    """One tensor of the model (first three) or of each layer."""
-
-    EMBEDDING = "embedding"  # [V, h]
-    FINAL_NORM = "final_norm"  # [h]
-    HEAD = "head"  # [V, h]
-    INPUT_NORM = "input_norm"  # [h]
-    Q = "q"  # [H·d, h]
-    K = "k"  # [KV·d, h]
-    V = "v"  # [KV·d, h]
-    Q_BIAS = "q_bias"  # [H·d]
-    K_BIAS = "k_bias"  # [KV·d]
-    V_BIAS = "v_bias"  # [KV·d]
-    Q_NORM = "q_norm"  # [d]
-    K_NORM = "k_norm"  # [d]
-    OUTPUT = "output"  # [h, H·d]
-    POST_NORM = "post_norm"  # [h]
-    GATE = "gate"  # [ffn, h]
-    UP = "up"  # [ffn, h]
-    DOWN = "down"  # [h, ffn]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +46,8 @@ _NAMES: dict[FileFormat, dict[Part, str]] = {
         Part.Q_NORM: "blk.{layer}.attn_q_norm.weight",
         Part.K_NORM: "blk.{layer}.attn_k_norm.weight",
         Part.OUTPUT: "blk.{layer}.attn_output.weight",
+        Part.ATTENTION_NORM: "blk.{layer}.post_attention_norm.weight",
+        Part.MLP_NORM: "blk.{layer}.post_ffw_norm.weight",
         Part.POST_NORM: "blk.{layer}.ffn_norm.weight",
         Part.GATE: "blk.{layer}.ffn_gate.weight",
         Part.UP: "blk.{layer}.ffn_up.weight",
@@ -93,9 +75,10 @@ _NAMES: dict[FileFormat, dict[Part, str]] = {
 }
 
 
-def tensor_name(file_format: FileFormat, part: Part, layer: int | None = None) -> str:
-    """What files of this format call a part of the model, or of layer `layer`."""
-    return _NAMES[file_format][part].format(layer=layer)
+def tensor_name(file_format: FileFormat, part: Part, layer: int | None = None, *, architecture: str = "llama") -> str:
+    """What files of this format and family call a part of the model, or of layer `layer`."""
+    own = FAMILIES[architecture].hf_names if file_format is FileFormat.HF else {}
+    return own.get(part, _NAMES[file_format].get(part, "")).format(layer=layer)
 
 
 def part_shape(config: DecoderConfig, part: Part) -> tuple[int, ...]:
@@ -105,7 +88,7 @@ def part_shape(config: DecoderConfig, part: Part) -> tuple[int, ...]:
     match part:
         case Part.EMBEDDING | Part.HEAD:
             return (s.vocab_size, s.hidden_size)
-        case Part.FINAL_NORM | Part.INPUT_NORM | Part.POST_NORM:
+        case Part.FINAL_NORM | Part.INPUT_NORM | Part.POST_NORM | Part.ATTENTION_NORM | Part.MLP_NORM:
             return (s.hidden_size,)
         case Part.Q | Part.K | Part.V:
             return (q if part is Part.Q else kv, s.hidden_size)
@@ -131,6 +114,8 @@ def required_parts(config: DecoderConfig) -> list[tuple[Part, int | None]]:
         absent |= {Part.Q_BIAS, Part.K_BIAS, Part.V_BIAS}
     if not config.qk_norm:
         absent |= {Part.Q_NORM, Part.K_NORM}
+    if not config.branch_norms:
+        absent |= {Part.ATTENTION_NORM, Part.MLP_NORM}
     return parts + [(part, layer) for layer in range(config.shape.num_layers) for part in Part if part not in absent]
 
 
@@ -139,7 +124,11 @@ def check_tensors(where: str, file_format: FileFormat, config: DecoderConfig, te
 
     Raises InvalidConfig that names the tensors.
     """
-    required = {tensor_name(file_format, part, layer): part_shape(config, part) for part, layer in required_parts(config)}
+    architecture = config.architecture
+    required = {
+        tensor_name(file_format, part, layer, architecture=architecture): part_shape(config, part)
+        for part, layer in required_parts(config)
+    }
     missing = [name for name in required if name not in tensors]
     if missing:
         raise InvalidConfig(
