@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from shoal.engine.kernels.cpu import cpu_features
+from shoal.model_files.cache import cache_root
 
 SOURCES = Path(__file__).parent / "source"
 _FLAGS = (
@@ -38,20 +39,12 @@ class BuildFailed(Exception):
     """No library; the message says why, in one line."""
 
 
-def cache_folder() -> Path:
-    """SHOAL_CACHE_DIR, else the user's cache folder."""
-    chosen = os.environ.get("SHOAL_CACHE_DIR")
-    if chosen:
-        return Path(chosen) / "kernels"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "kernels"
-
-
 def build(folder: Path | None = None) -> Path:
     """The compiled library, made now if it is not there yet. Raises BuildFailed."""
     compiler = shutil.which(os.environ.get("CXX") or "g++")
     if compiler is None:
         raise BuildFailed("no C++ compiler found (g++, or the one CXX names)")
-    folder = folder or cache_folder()
+    folder = folder or cache_root() / "kernels"
     try:
         target = folder / f"shoal-kernels-{_digest(compiler)}.so"
         if target.exists():

