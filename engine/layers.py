@@ -69,4 +69,4 @@ def embed(token_ids: torch.Tensor, embedding: torch.Tensor, config: DecoderConfi
 
 def soft_cap(scores: torch.Tensor, cap: float | None) -> torch.Tensor:
     """cap · tanh(scores / cap); the scores themselves without a cap."""
-    return scores if cap is None else scores.div(cap).tanh_().mul_(cap)
+    return scores if cap is None else scores.div(cap).tanh().mul(cap)

@@ -9,17 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recomputed
 
-from shoal.engine.rope import inverse_frequencies
-from shoal.errors import InternalError, Unsupported
-from shoal.model_files import ARCHITECTURES, DecoderConfig, ModelFiles
+from shoal.engine.layers import soft_cap
+from shoal.engine.rope import Frequencies
+from shoal.errors import InternalError
+from shoal.model_files import DecoderConfig, ModelFiles
 from shoal.quality.torch_model.batch import Batch
 from shoal.quality.torch_model.layer import DecoderLayer, RmsNorm
 from shoal.quality.torch_model.loading import fill
 from shoal.quality.torch_model.views import Views
 from shoal.types import DType
 from shoal.visibility import VisibilityKind
-
-_KNOWN = frozenset(ARCHITECTURES) & {"llama", "mistral", "qwen2", "qwen3"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +70,17 @@ class _Body(nn.Module):
 class TorchDecoder(nn.Module):
     """Weights as nn.Parameters under Hugging Face's names (`model.layers.3.self_attn.q_proj.weight`, `lm_head.weight`)."""
 
-    inverse_frequencies: Tensor
+    frequencies: Frequencies
 
     def __init__(self, config: DecoderConfig) -> None:
-        """An empty model; `load` fills it. Raises Unsupported for an architecture whose arithmetic is not written here."""
-        if config.architecture not in _KNOWN:
-            raise Unsupported(f"quality tools do not know {config.architecture!r} yet; they know {', '.join(sorted(_KNOWN))}")
+        """An empty model; `load` fills it."""
         super().__init__()
         self.config = config
         self.model = _Body(config)
         self.lm_head = nn.Linear(config.shape.hidden_size, config.shape.vocab_size, bias=False)
         if config.tied_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
-        frequencies = inverse_frequencies(config.rope, config.shape.head_dim)
-        self.register_buffer("inverse_frequencies", frequencies, persistent=False)
+        self.frequencies = Frequencies.of(config)
 
     @classmethod
     def load(
@@ -99,8 +95,7 @@ class TorchDecoder(nn.Module):
         with torch.device("meta"):
             model = cls(files.config)
         fill(model, files, dtype, device, progress)
-        frequencies = inverse_frequencies(files.config.rope, files.config.shape.head_dim, device)
-        model.register_buffer("inverse_frequencies", frequencies, persistent=False)
+        model.frequencies = Frequencies.of(files.config, device)
         return model
 
     @property
@@ -117,7 +112,7 @@ class TorchDecoder(nn.Module):
             model = TorchDecoder(replace(self.config, shape=shape))
         model.model.embed_tokens, model.model.norm, model.lm_head = self.model.embed_tokens, self.model.norm, self.lm_head
         model.model.layers = nn.ModuleList(self.model.layers[layer] for layer in kept)
-        model.register_buffer("inverse_frequencies", self.inverse_frequencies, persistent=False)
+        model.frequencies = self.frequencies
         return model.train(self.training)
 
     def forward(
@@ -140,9 +135,9 @@ class TorchDecoder(nn.Module):
         depth = batch.visibility.depth(self.num_layers)
         if depth > self.num_layers or batch.visibility.boundary_tokens is None:
             raise InternalError(f"visibility '{batch.visibility}' is not resolved for {self.num_layers} layers")
-        views = Views(batch, self.inverse_frequencies, self.config.shape.windows)
+        views = Views(batch, self.frequencies, self.config.shape.windows)
         if start is None:
-            start = Start(0, self.model.embed_tokens(batch.prefill_ids), self.model.embed_tokens(batch.decode_ids))
+            start = Start(0, self._embed(batch.prefill_ids), self._embed(batch.decode_ids))
         if start.layer > depth:
             raise InternalError(f"a pass that starts at layer {start.layer} cannot be shallow above layer {depth}")
         prefill, decode = start.prefill, start.decode
@@ -162,7 +157,13 @@ class TorchDecoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores [..., V] in float32 of normed hidden states [..., h]."""
-        return F.linear(hidden.to(self.lm_head.weight.dtype), self.lm_head.weight).float()
+        scores = F.linear(hidden.to(self.lm_head.weight.dtype), self.lm_head.weight).float()
+        return soft_cap(scores, self.config.logit_softcap)
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        hidden = cast(Tensor, self.model.embed_tokens(token_ids))
+        scale = self.config.embedding_scale
+        return hidden if scale == 1.0 else hidden * torch.tensor(scale, dtype=hidden.dtype, device=hidden.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +182,14 @@ class _Step:
         views, attention = self.views, self.layer.self_attn
         prefill_out = prefill
         normed = self.layer.input_layernorm(decode)
-        q = attention.queries(normed, views.decode_rotary)
-        k, v = attention.keys_values(normed, views.decode_rotary)
+        q = attention.queries(normed, views.decode_rotary(self.index))
+        k, v = attention.keys_values(normed, views.decode_rotary(self.index))
         if views.num_prefill:
             own = self.prefill_layer
             normed = own.input_layernorm(prefill)
-            prefill_k, prefill_v = own.self_attn.keys_values(normed, views.prefill_rotary)
+            prefill_k, prefill_v = own.self_attn.keys_values(normed, views.prefill_rotary(self.index))
             if not self.frozen:
-                own_q = own.self_attn.queries(normed, views.prefill_rotary)
+                own_q = own.self_attn.queries(normed, views.prefill_rotary(self.index))
                 attended = own.self_attn.attend(own_q, prefill_k, prefill_v, views.prefill_mask(self.index))
                 prefill_out = own.finish(prefill, attended, _gate(self.gates.prefill, self.index))
             k, v = torch.cat([prefill_k, k], dim=2), torch.cat([prefill_v, v], dim=2)

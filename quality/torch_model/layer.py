@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal.engine.layers import activate, soft_cap
 from shoal.model_files import DecoderConfig
 
 
@@ -40,6 +41,7 @@ class Attention(nn.Module):
         super().__init__()
         s, bias = config.shape, config.qkv_bias
         self.head_dim, self.num_heads, self.num_kv_heads = s.head_dim, s.num_heads, s.num_kv_heads
+        self.scale, self.cap = config.attention_scale, config.attention_softcap
         self.q_proj = nn.Linear(s.hidden_size, s.num_heads * s.head_dim, bias=bias)
         self.k_proj = nn.Linear(s.hidden_size, s.num_kv_heads * s.head_dim, bias=bias)
         self.v_proj = nn.Linear(s.hidden_size, s.num_kv_heads * s.head_dim, bias=bias)
@@ -65,8 +67,17 @@ class Attention(nn.Module):
         groups = self.num_heads // self.num_kv_heads
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         q, k = q.to(v.dtype), k.to(v.dtype)
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        if self.cap is None:
+            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale)
+        else:
+            attended = self._attend_capped(q, k, v, mask)
         return cast(Tensor, self.o_proj(attended.transpose(1, 2).flatten(2)))
+
+    def _attend_capped(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """The same with a soft cap on scores, which torch's own cannot take."""
+        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril() if mask is None else mask
+        scores = soft_cap((q @ k.transpose(-1, -2)).float() * self.scale, self.cap)
+        return scores.masked_fill(~seen, float("-inf")).softmax(-1).to(v.dtype) @ v
 
 
 class Mlp(nn.Module):
@@ -78,25 +89,32 @@ class Mlp(nn.Module):
         self.gate_proj = nn.Linear(hidden, wide, bias=False)
         self.up_proj = nn.Linear(hidden, wide, bias=False)
         self.down_proj = nn.Linear(wide, hidden, bias=False)
+        self.activation = config.activation
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))
+        return cast(Tensor, self.down_proj(activate(self.gate_proj(x), self.activation) * self.up_proj(x)))
 
 
 class DecoderLayer(nn.Module):
-    """Two residual branches, each of which a gate may scale."""
+    """Two residual branches, each of which a gate may scale. Gemma's has a norm at the end of each branch."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.input_layernorm = RmsNorm(config.shape.hidden_size, config.rms_eps)
+        hidden, eps = config.shape.hidden_size, config.rms_eps
+        self.input_layernorm = RmsNorm(hidden, eps)
         self.self_attn = Attention(config)
-        self.post_attention_layernorm = RmsNorm(config.shape.hidden_size, config.rms_eps)
+        self.post_attention_layernorm = RmsNorm(hidden, eps)  # Gemma: behind attention; else before the MLP
+        self.pre_feedforward_layernorm = RmsNorm(hidden, eps) if config.branch_norms else None
         self.mlp = Mlp(config)
+        self.post_feedforward_layernorm = RmsNorm(hidden, eps) if config.branch_norms else None
 
     def finish(self, x: Tensor, attended: Tensor, gate: Tensor | None) -> Tensor:
         """Add both branches to x [B, n, h]; `gate` [B, 2] scales the attention's and the MLP's."""
-        if gate is None:
-            x = x + attended
-            return cast(Tensor, x + self.mlp(self.post_attention_layernorm(x)))
-        x = x + gate[:, 0, None, None] * attended
-        return x + gate[:, 1, None, None] * cast(Tensor, self.mlp(self.post_attention_layernorm(x)))
+        if self.pre_feedforward_layernorm is not None:
+            attended = self.post_attention_layernorm(attended)
+        x = x + (attended if gate is None else gate[:, 0, None, None] * attended)
+        before = self.pre_feedforward_layernorm or self.post_attention_layernorm
+        out = cast(Tensor, self.mlp(before(x)))
+        if self.post_feedforward_layernorm is not None:
+            out = self.post_feedforward_layernorm(out)
+        return x + (out if gate is None else gate[:, 1, None, None] * out)

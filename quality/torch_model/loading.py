@@ -40,7 +40,13 @@ def _named(layer: LayerWeights, files: ModelFiles) -> dict[str, Tensor]:
     """Fused rows taken apart, under Hugging Face's names."""
     s = files.config.shape
     rows = [s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim, s.num_kv_heads * s.head_dim]
-    named = {"input_layernorm.weight": layer.input_norm, "post_attention_layernorm.weight": layer.post_norm}
+    named = {"input_layernorm.weight": layer.input_norm}
+    if layer.attention_norm is None or layer.mlp_norm is None:
+        named["post_attention_layernorm.weight"] = layer.post_norm
+    else:  # Gemma: the reader has added its 1 to all norms
+        named["post_attention_layernorm.weight"] = layer.attention_norm
+        named["pre_feedforward_layernorm.weight"] = layer.post_norm
+        named["post_feedforward_layernorm.weight"] = layer.mlp_norm
     for name, part in zip("qkv", torch.split(layer.qkv_weight, rows), strict=True):
         named[f"self_attn.{name}_proj.weight"] = part
     if layer.qkv_bias is not None:

@@ -6,6 +6,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from shoal.engine.rope import Frequencies
 from shoal.quality.torch_model.batch import Batch
 
 _NO_WINDOW: Final = 1 << 40
@@ -15,7 +16,7 @@ class Views:
     """Masks and rotations of a range of layers: all of them, or with `above` those above K under `speed`."""
 
     def __init__(
-        self, batch: Batch, frequencies: Tensor, windows: tuple[int | None, ...], num_kept: Tensor | None = None
+        self, batch: Batch, frequencies: Frequencies, windows: tuple[int | None, ...], num_kept: Tensor | None = None
     ) -> None:
         """`num_kept` [B]: how many prefill tokens still exist, the first ones; None = all."""
         self._frequencies, self._windows, self._sink = frequencies, windows, batch.visibility.sink and num_kept is not None
@@ -24,23 +25,33 @@ class Views:
         device = batch.prefill_ids.device
         self._prefill_positions = torch.arange(self.num_prefill, device=device)[None]  # [1, P']
         self._decode_positions = batch.decode_positions  # [B, D]
-        self.prefill_rotary = self._rotary(self._prefill_positions)
-        self.decode_rotary = self._rotary(self._decode_positions)
+        self._rotaries = cache(self._make_rotaries)
         self._masks = cache(self._make_masks)
 
     def above(self, batch: Batch) -> "Views":
         """The views above K under `speed`: of the prefill tokens only anchors exist."""
         return Views(batch, self._frequencies, self._windows, batch.num_anchors)
 
+    def prefill_rotary(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the prefill tokens, [1, P', 1, d / 2]."""
+        return self._rotaries(self._window(layer) is not None)[0]
+
+    def decode_rotary(self, layer: int) -> tuple[Tensor, Tensor]:
+        """And of the decode tokens, [B, D, 1, d / 2]."""
+        return self._rotaries(self._window(layer) is not None)[1]
+
+    def _window(self, layer: int) -> int | None:
+        return self._windows[layer] if self._windows else None
+
     def prefill_mask(self, layer: int) -> Tensor | None:
         """[1, 1, P', P'] for prefill tokens among themselves, or None where plain causal order says it all (padding comes
         last, so no token that counts sees it)."""
-        window = self._windows[layer] if self._windows else None
+        window = self._window(layer)
         return None if window is None or window >= self.num_prefill or self._sink else self._masks(window)[0]
 
     def decode_mask(self, layer: int) -> Tensor:
         """[B, 1, D, P' + D]: prefill tokens that exist, and decode tokens not later, within the layer's window."""
-        return self._masks(self._windows[layer] if self._windows else None)[1]
+        return self._masks(self._window(layer))[1]
 
     def _make_masks(self, window: int | None) -> tuple[Tensor, Tensor]:
         prefill, decode, width = self._prefill_positions, self._decode_positions, window or _NO_WINDOW
@@ -53,6 +64,13 @@ class Views:
         seen = torch.cat([exists[:, None, :] & near, among_decode], dim=2)
         return among_prefill[:, None], seen[:, None]
 
-    def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        angles = positions.float()[:, :, None, None] * self._frequencies  # [B, n, 1, d / 2]
-        return angles.cos(), angles.sin()
+    def _make_rotaries(self, in_window: bool) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        frequencies = self._frequencies.everywhere
+        if in_window and self._frequencies.in_windows is not None:
+            frequencies = self._frequencies.in_windows
+        return _turn(self._prefill_positions, frequencies), _turn(self._decode_positions, frequencies)
+
+
+def _turn(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    angles = positions.float()[:, :, None, None] * frequencies  # [B, n, 1, d / 2]
+    return angles.cos(), angles.sin()
