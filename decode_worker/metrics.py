@@ -27,6 +27,9 @@ GROUP_BLOCKS = gauge(
 )
 CACHED_BLOCKS = gauge("shoal_decode_worker_cached_blocks", "KV blocks that only the prefix cache owns: given up when needed")
 EVICTED_BLOCKS = counter("shoal_decode_worker_evicted_blocks_total", "Cached KV blocks given up for an allocation")
+HIDDEN_BLOCKS = counter(
+    "shoal_decode_worker_hidden_blocks_total", "KV blocks that requests gave back as sliding windows hid them"
+)
 PREFIX_QUERY_TOKENS = counter("shoal_decode_worker_prefix_query_tokens_total", "Prefill tokens of reserved requests")
 PREFIX_HIT_TOKENS = counter("shoal_decode_worker_prefix_hit_tokens_total", "Of these, found in the prefix cache")
 TOTAL_BLOCKS = gauge("shoal_decode_worker_total_blocks", "KV blocks of the pool")

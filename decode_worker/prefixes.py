@@ -15,6 +15,7 @@ from shoal.decode_worker.spec import DecodeSpec
 from shoal.engine.holdings import Holding
 from shoal.engine.kv_pool import KvPool
 from shoal.engine.segment import RequestKv
+from shoal.placement.blocks import NO_BLOCK, BlockIds
 from shoal.placement.prefix_cache import PrefixCache, PrefixQuery
 from shoal.placement.prefix_keys import PrefixChain, anchors_digest, prefix_root, prefix_windows
 from shoal.placement.tables import KvLayout
@@ -95,18 +96,22 @@ class DecodePrefixes:
         if answer_ids:
             chain = chain.fork()
             chain.extend(answer_ids)
-        is_pop = visibility.kind is VisibilityKind.POP
+        is_pop, shape = visibility.kind is VisibilityKind.POP, self._pool.shape
         num_blocks = (split.num_prefill_tokens if is_pop else num_run) // chain.block_size
         if keys.anchors is not None and num_blocks:
             num_columns = -(-split.num_anchor_tokens // chain.block_size)
             self._cache.publish_anchors(keys.anchors, kv.upper.ids[:, :num_columns].reshape(-1))
         ids = np.concatenate([kv.lower.ids[:, :num_blocks], kv.upper.ids[:, :num_blocks]]) if is_pop else kv.lower.ids
-        held_from = [
-            made_from.num_cached if made_from.is_local else max(made_from.num_cached, split.num_prefill_tokens - (w - 1))
-            for w in prefix_windows(self._pool.shape, visibility)
-        ]
+        held_from = [self._held_from(w, ids, split.num_prefill_tokens, made_from) for w in prefix_windows(shape, visibility)]
         first = made_from.num_cached // chain.block_size
         self._cache.publish(chain.digests[:num_blocks], ids[:, :num_blocks], held_from, first)
+
+    def _held_from(self, window: int, ids: BlockIds, num_prefill: int, made_from: MadeFrom) -> int:
+        """From which token on the layers with this window hold everything: what has been dropped since lies at the front."""
+        rows = [layer for layer in range(len(ids)) if self._pool.shape.window(layer) == window]
+        num_dropped = int((ids[rows] == NO_BLOCK).sum(axis=1).max(initial=0))
+        first = made_from.num_cached if made_from.is_local else max(made_from.num_cached, num_prefill - (window - 1))
+        return max(first, num_dropped * self._pool.block_size)
 
     def discard(self, keys: PromptKeys) -> None:
         """What this prompt begins with may be damaged: never use it, nor anything that follows it, again."""

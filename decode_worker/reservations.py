@@ -24,6 +24,7 @@ from shoal.placement.plan import Entry, TransferPlan, make_plan
 from shoal.placement.preemption import num_first_tokens
 from shoal.placement.prefix_cache import PrefixCache
 from shoal.placement.reservation import ReservationSize, check_fits_ever, decode_reservation, fits_ever, largest_max_tokens
+from shoal.placement.tables import RequestTables
 from shoal.types import Fingerprint
 
 
@@ -91,6 +92,9 @@ class Reservations:
             if self.prefixes is not None:
                 self.prefixes.take_in(holding)
                 self.holdings.release_sources(holding)
+            if not prefill.is_local:
+                for tables in holding.answers:  # of a transfer, window layers get what a decode token may see
+                    self._drop_hidden(tables, num_prefill)
             answers = tuple(RequestKv.of(tables) for tables in holding.answers)
             states = StateStore(pool, holding.state_blocks, kept, shape.hidden_size) if kept else None
             sink = DecodeSink(pool, answers[0], states, arrived)
@@ -156,6 +160,14 @@ class Reservations:
         except CapacityExceeded:
             return False
         return True
+
+    def drop_hidden(self, reservation: Reservation, at: int, num_run: int) -> None:
+        """One child has run so many tokens: give back the blocks that sliding windows hide from the next one. No step may be
+        using them."""
+        self._drop_hidden(reservation.holding.answers[at], num_run)
+
+    def _drop_hidden(self, tables: RequestTables, position: int) -> None:
+        metrics.HIDDEN_BLOCKS.inc(self.holdings.drop_hidden(tables, self._resident.shape.windows, position))
 
     def release_states(self, reservation: Reservation) -> None:
         """The deep states have been run or projected: their blocks may serve others."""

@@ -131,6 +131,7 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
             if row.begins:
                 self._reservations.release_states(row.reservation)  # anchors have run, projections before or with this step
                 self._publish(row.request, row.reservation, row.at)
+            self._reservations.drop_hidden(row.reservation, row.at, child.num_run)
             self._take_scores(row, picked.scores)
             self._join(row)
             for child, sampled in zip(row.draws, picked.drawn, strict=True):

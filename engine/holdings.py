@@ -6,7 +6,7 @@ back by one path, `release`, which lets the next waiters in.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from shoal.errors import CapacityExceeded, InternalError, InvalidRequest
-from shoal.placement.blocks import BlockIds, BlockPool
+from shoal.placement.blocks import BlockIds, BlockPool, held
 from shoal.placement.fair_queue import FairQueue
 from shoal.placement.preemption import headroom_blocks
 from shoal.placement.prefix_cache import PrefixCache, PrefixHit, PrefixQuery
@@ -108,7 +108,7 @@ class HoldingQueue:
         holders = list(self._since)
         if group == "deep_states":
             return sum(len(holding.state_blocks) for holding in holders)
-        return sum(getattr(tables, group).ids.size for holding in holders for tables in holding.answers)
+        return sum(held(getattr(tables, group).ids).size for holding in holders for tables in holding.answers)
 
     @property
     def mean_hold_s(self) -> float:
@@ -179,6 +179,13 @@ class HoldingQueue:
         holding.answers[index].release()
         self._admit()
 
+    def drop_hidden(self, tables: RequestTables, windows: Sequence[int | None], position: int) -> int:
+        """Give back what no query at `position` or later sees (RequestTables.drop_hidden): the waiters may have it."""
+        num_dropped = tables.drop_hidden(windows, position)
+        if num_dropped:
+            self._admit()
+        return num_dropped
+
     def release_sources(self, holding: Holding) -> None:
         """What was to be copied out of the cache has been. Harmless when repeated."""
         ids, holding.sources = holding.sources, _NO_BLOCKS
@@ -231,7 +238,7 @@ class HoldingQueue:
         if hit is None:
             return needed <= blocks.num_available
         shared = hit.blocks.reshape(-1)
-        return needed - len(shared) <= blocks.num_available - blocks.count_cached(shared) - blocks.count_cached(hit.sources)
+        return needed - len(shared) <= blocks.num_available - blocks.count_cached(held(shared)) - blocks.count_cached(hit.sources)
 
     def _take(self, waiter: _Waiter) -> Holding:
         hit, size = self._match(waiter), waiter.size

@@ -11,7 +11,7 @@ import torch
 from shoal.engine.dtypes import torch_dtype
 from shoal.engine.kernels import memory
 from shoal.errors import InternalError, InvalidConfig
-from shoal.placement.blocks import BlockIds
+from shoal.placement.blocks import NO_BLOCK, BlockIds
 from shoal.placement.tables import BlockTable
 from shoal.types import DType, ModelShape
 
@@ -60,7 +60,10 @@ class KvPool:
         self.data[blocks, :, :, offsets] = kv
 
     def copy_blocks(self, sources: BlockIds, targets: BlockIds) -> None:
-        """Copy whole blocks, pairwise: an answer takes its own copy of a block that it is about to write in."""
+        """Copy whole blocks, pairwise: an answer takes its own copy of a block that it is about to write in. What is no longer
+        held (NO_BLOCK) is left out."""
+        are_held = (sources != NO_BLOCK) & (targets != NO_BLOCK)
+        sources, targets = sources[are_held], targets[are_held]
         if len(sources):
             device = self.data.device
             at = [torch.from_numpy(np.ascontiguousarray(ids, dtype=np.int64)).to(device) for ids in (sources, targets)]

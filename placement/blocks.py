@@ -13,6 +13,14 @@ from numpy.typing import NDArray
 from shoal.errors import CapacityExceeded, InternalError
 
 BlockIds = NDArray[np.int32]
+NO_BLOCK = -1  # in a table or a cached prefix: what a sliding window hides from every query to come is held no more
+
+
+def held(ids: BlockIds) -> BlockIds:
+    """Those that are there, flat."""
+    flat = ids.reshape(-1)
+    there: BlockIds = flat[flat != NO_BLOCK]
+    return there
 
 
 class BlockPool:

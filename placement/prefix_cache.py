@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shoal.errors import InternalError
-from shoal.placement.blocks import BlockIds, BlockPool
+from shoal.placement.blocks import BlockIds, BlockPool, held
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class PrefixHit:
     on beyond it, is to be copied rather than shared."""
 
     num_tokens: int
-    blocks: BlockIds  # [layers, whole blocks]: to be shared
+    blocks: BlockIds  # [layers, whole blocks]: to be shared; NO_BLOCK where a window layer holds nothing, and needs nothing
     tail: BlockIds  # [layers], or empty: to be copied
     anchors: BlockIds  # the anchors' part, or empty: to be copied
 
     @property
     def sources(self) -> BlockIds:
         """Blocks to be copied, which must stay until they have been."""
-        return np.concatenate([self.tail, self.anchors])
+        return held(np.concatenate([self.tail, self.anchors]))
 
 
 @dataclass(slots=True, eq=False)
@@ -153,7 +153,7 @@ class PrefixCache:
         return best
 
     def _add(self, part: _Part) -> None:
-        self._blocks.keep(part.ids)
+        self._blocks.keep(held(part.ids))
         self._parts[part.digest] = part
         if part.parent is not None:
             part.parent.children.add(part.digest)
@@ -167,7 +167,7 @@ class PrefixCache:
             dropped = pending.pop()
             pending += [self._parts[digest] for digest in dropped.children]
             del self._parts[dropped.digest]
-            self._blocks.let_go(dropped.ids)
+            self._blocks.let_go(held(dropped.ids))
 
     def _give_up(self, count: int) -> None:
         """Free at least `count` cached blocks: leaves first; then parts whose followers are still shared, which they lose."""
@@ -177,7 +177,7 @@ class PrefixCache:
             for part in list(self._parts.values()):
                 if blocks.num_free >= goal:
                     break
-                if part.digest in self._parts and blocks.count_cached(part.ids) and not (leaves_only and part.children):
+                if part.digest in self._parts and blocks.count_cached(held(part.ids)) and not (leaves_only and part.children):
                     self._drop(part)
         self._evicted(blocks.num_free - before)
         if blocks.num_free < goal:

@@ -1,11 +1,12 @@
 """Where a request's tokens live: layout (which layers, which slots) and block tables. Knows counts and ids, no tensors."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from shoal.errors import InternalError
-from shoal.placement.blocks import BlockIds, BlockPool
+from shoal.placement.blocks import NO_BLOCK, BlockIds, BlockPool, held
 from shoal.visibility import PromptSplit, Visibility, VisibilityKind
 
 
@@ -50,7 +51,8 @@ class KvLayout:
 
 
 class BlockTable:
-    """Blocks of one visible set of one request. `ids[layer − layers.start, slot // block_size]` is the block of a slot."""
+    """Blocks of one visible set of one request. `ids[layer − layers.start, slot // block_size]` is the block of a slot, or
+    NO_BLOCK where no query to come sees it (`RequestTables.drop_hidden`)."""
 
     def __init__(self, layers: range, block_size: int) -> None:
         self.layers = layers
@@ -92,7 +94,7 @@ class RequestTables:
         """
         if self.lower.ids.size or self.upper.ids.size:
             raise InternalError("a cached prefix comes first in a request's tables")
-        self._pool.retain(blocks.reshape(-1))
+        self._pool.retain(held(blocks))
         num_lower = len(self.lower.layers)
         self.lower.ids = blocks[:num_lower].copy()
         if len(blocks) > num_lower:
@@ -119,7 +121,7 @@ class RequestTables:
         own = self._pool.allocate(num_lower + num_upper)
         for mine, theirs, ids in ((self.lower, twin.lower, own[:num_lower]), (self.upper, twin.upper, own[num_lower:])):
             shared = mine.ids[:, : self._num_prompt_slots(mine) // mine.block_size]
-            self._pool.retain(shared.reshape(-1))
+            self._pool.retain(held(shared))
             theirs.ids = shared.copy()
             if len(ids):
                 theirs.extend(ids)
@@ -134,6 +136,28 @@ class RequestTables:
         blocks: BlockIds = np.concatenate(found)
         return blocks
 
+    def drop_hidden(self, windows: Sequence[int | None], position: int) -> int:
+        """Give back whole blocks that no query at `position` or later sees: in window layers, all that lies w tokens or more
+        behind. Returns how many. No step may be using the tables.
+
+        Upper tables of `speed` are dense, and few, and stay; so do those of late `pop` while prompt tokens are projected.
+        """
+        split, visibility = self.layout.split, self.layout.visibility
+        is_made = not visibility.late or position > split.num_prefill_tokens
+        tables = [self.lower, self.upper] if visibility.kind is VisibilityKind.POP and is_made else [self.lower]
+        dropped: list[BlockIds] = []
+        for table in tables:
+            for row, layer in enumerate(table.layers):
+                window = windows[layer] if windows else None
+                if window is not None and (num_hidden := (position - window + 1) // table.block_size) > 0:
+                    dropped.append(held(table.ids[row, :num_hidden]))
+                    table.ids[row, :num_hidden] = NO_BLOCK
+        if not dropped:
+            return 0
+        gone: BlockIds = np.concatenate(dropped)
+        self._pool.release(gone)
+        return len(gone)
+
     def _num_prompt_slots(self, table: BlockTable) -> int:
         num_tokens = self.layout.split.num_prompt_tokens
         return num_tokens if table is self.lower else self.layout.num_upper_slots(num_tokens)
@@ -142,7 +166,7 @@ class RequestTables:
         """Give every block back. Harmless when repeated."""
         for table in (self.lower, self.upper):
             ids, table.ids = table.ids, table.ids[:, :0]
-            self._pool.release(ids.reshape(-1))
+            self._pool.release(held(ids))
 
 
 def num_fork_blocks(layout: KvLayout, block_size: int, num_lower_slots: int, num_upper_slots: int) -> tuple[int, int]:

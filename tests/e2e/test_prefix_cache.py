@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shoal.config.worker import Pool, WorkerConfig
+from shoal.decode_worker import metrics
 from shoal.model_files import open_model, write_random_model
 from shoal.types import ModelShape
 from shoal.visibility import Visibility
@@ -75,6 +76,26 @@ async def test_answers_are_those_without_a_cache(model: Path, shape: ModelShape,
     if not kind.startswith("pop"):  # generated tokens serve too, but never as `pop`'s upper KV
         whole = [len(ask.prompt_ids) + len(answer.token_ids) - 1 for ask, answer in zip(asks, first, strict=True)]
         assert cached[6:12] == [num_tokens // 8 * 8 for num_tokens in whole]
+
+
+@pytest.mark.parametrize("kind", ["full", "speed:2", "pop:2", "pop:1:late"])
+async def test_window_layers_hold_no_more_than_is_seen(tmp_path: Path, kind: str) -> None:
+    """Blocks go back as windows pass over them; what the cache keeps of a sequence serves the next turn, and no token differs."""
+    model = write_random_model(tmp_path, architecture="gemma2", sliding_window=9)
+    shape = open_model(str(model)).config.shape
+    asks = begin_alike(kind, 2)
+    prefill, decode = (config(pool, model, token_budget=29) for pool in Pool)
+    dropped, evicted = metrics.HIDDEN_BLOCKS, metrics.EVICTED_BLOCKS
+    before = dropped._value.get(), evicted._value.get()
+    async with in_process(prefill, decode) as (_, _, p, d):
+        first = await in_turn(asks, p, d)
+        turns = [next_turn(ask, answer, seed) for seed, (ask, answer) in enumerate(zip(asks, first, strict=True))]
+        second = await generate_all(turns + asks, p, d)
+        load = await d.idle(Pool.DECODE)
+    assert_equal([*asks, *turns, *asks], [*first, *second], local_results(model, [*asks, *turns, *asks]), shape)
+    assert load.num_used_blocks == 0 and load.num_cached_blocks > 0
+    assert dropped._value.get() > before[0] and evicted._value.get() == before[1]
+    assert kind.startswith("pop") or any(answer.reserved.cached_tokens for answer in second)
 
 
 async def test_a_prompt_that_is_held_whole_calls_no_prefill(model: Path, shape: ModelShape) -> None:

@@ -130,13 +130,14 @@ async def test_mixed_visibilities_equal_the_single_process(
     assert [answer.token_ids for answer in alone] == [answer.token_ids for answer in answers[::5]]
 
 
-@pytest.mark.parametrize(("architecture", "num_global_layers"), [("mistral", 0), ("qwen3", 2)])
+@pytest.mark.parametrize(("architecture", "num_global_layers"), [("mistral", 0), ("qwen3", 2), ("gemma2", 0)])
 async def test_window_layers_ship_only_what_is_seen(tmp_path: Path, architecture: str, num_global_layers: int) -> None:
     """What a window hides stays behind: decode's blocks hold other requests' leavings there, and no token differs."""
     window = write_random_model(tmp_path, architecture=architecture, sliding_window=9, num_global_layers=num_global_layers)
     asks = make_asks(seed=7, visibilities=(*MIXED, "speed:2:sink"))
     shape = open_model(str(window)).config.shape
-    assert shape.windows == (None,) * num_global_layers + (9,) * (4 - num_global_layers)
+    expected = (9, None, 9, None) if architecture == "gemma2" else (None,) * num_global_layers + (9,) * (4 - num_global_layers)
+    assert shape.windows == expected
     allowed = tuple(Visibility.parse(text) for text in (*MIXED, "speed:2:sink"))
     configs = [
         make_config(pool, window, allowed_visibilities=allowed, num_blocks=300, token_budget=11)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shoal.errors import CapacityExceeded, InternalError
-from shoal.placement.blocks import BlockIds, BlockPool
+from shoal.placement.blocks import NO_BLOCK, BlockIds, BlockPool
 from shoal.placement.tables import BlockTable, KvLayout, RequestTables
 from shoal.visibility import Visibility
 
@@ -163,3 +163,35 @@ def test_table_keeps_blocks_in_slot_order_per_layer() -> None:
     table.extend(np.array([10, 11, 12], dtype=np.int32))
     assert table.num_slots == 12 and table.num_missing_blocks(13) == 3
     assert [table.layer_ids(layer).tolist() for layer in (2, 3, 4)] == [[0, 1, 10], [2, 3, 11], [4, 5, 12]]
+
+
+def test_what_a_window_hides_goes_back() -> None:
+    """Window layers keep the blocks that a later query sees; forks and shared prefixes give theirs back once."""
+    pool, windows = BlockPool(200), (None, 6, 6, None)
+    tables = RequestTables(pool, 4, KvLayout.of(4, Visibility.parse("pop:2:boundary=1"), 30))
+    tables.reserve(34, 34)
+    twin = tables.fork(34, 34)
+    full = pool.num_used
+    assert tables.drop_hidden(windows, 5) == 0
+    assert tables.drop_hidden(windows, 29) == 2 * 6  # slots below 24: six blocks in each of two layers
+    assert (tables.lower.ids[1, :6] == NO_BLOCK).all() and (tables.upper.ids[0, :6] == NO_BLOCK).all()
+    assert (tables.lower.ids[0] != NO_BLOCK).all() and (tables.lower.ids[1, 6:] != NO_BLOCK).all()
+    assert pool.num_used == full  # the twin still sees them
+    assert tables.drop_hidden(windows, 29) == 0 and twin.drop_hidden(windows, 33) == 2 * 7
+    assert pool.num_used < full
+    pool.check()
+    for own in (tables, twin):
+        own.release()
+    pool.check()
+    assert pool.num_free == 200
+
+
+@pytest.mark.parametrize(("text", "num_dropped"), [("full", 12), ("speed:2", 6), ("pop:2:late", 6)])
+def test_upper_tables_keep_what_is_dense_or_yet_to_be_projected(text: str, num_dropped: int) -> None:
+    pool = BlockPool(200)
+    visibility = Visibility.parse(f"{text}:boundary=1").resolve(4)
+    tables = RequestTables(pool, 4, KvLayout.of(4, visibility, 30))
+    tables.reserve(30, tables.layout.num_upper_slots(30))
+    assert tables.drop_hidden((None, 6, 6, None), 29) == num_dropped
+    tables.release()
+    assert pool.num_free == 200
