@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from shoal.errors import InvalidConfig, InvalidRequest, Mismatch
 from shoal.model_files.config import DecoderConfig
+from shoal.model_files.parts import Part
 from shoal.model_files.safetensors_files import read_header, read_json
-from shoal.model_files.tensors import FileFormat, Part, TensorInfo, part_shape, tensor_name
+from shoal.model_files.tensors import FileFormat, TensorInfo, part_shape, tensor_name
 from shoal.visibility import Visibility
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTER_NOTES = "adapter_config.json", "adapter_model.safetensors", "shoal.json"
