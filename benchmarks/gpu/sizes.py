@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.model_files.config import DecoderConfig, RopeConfig
+from shoal.model_files import DecoderConfig, RopeConfig
 from shoal.types import DType, ModelShape
 
 
