@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz check format proto proto-check bench validate chaos soak infra-check infra-try infra-render clean
+.PHONY: help demo test fuzz check format proto proto-check bench validate chaos soak infra-check infra-try infra-run infra-render clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,11 @@ infra-check: $(STAMP) $(INFRA_VENV)/.installed ## Chart, kustomize and images: r
 infra-try: ## The router image's install steps in a clean venv: no torch, no Ray, and it starts
 	infra/images/try.sh router build/infra-try
 	infra/images/try_router_starts.sh build/infra-try/shoal/bin
+
+infra-run: $(STAMP) $(INFRA_VENV)/.installed ## The chart's CPU demo as processes in network namespaces (root; docs/kubernetes.md)
+	infra/images/try.sh router build/infra-run/router
+	TORCH=$(shell grep ^torch== constraints-cpu.txt) infra/images/try.sh worker build/infra-run/worker
+	$(BIN)/python -m infra.checks.run_pods build/infra-run/router/shoal build/infra-run/worker/shoal
 
 infra-render: $(STAMP) $(INFRA_VENV)/.installed ## Renew infra/rendered, the kustomize bases, the schema of the values
 	$(BIN)/python -m infra.checks.values
