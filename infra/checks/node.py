@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -92,7 +93,7 @@ class Node:
             place = self.places[component]
             self.started[component] = self.run(place, place.spec["containers"][0], self.folder / f"{component}.log")
             if component in ("ray-head", "controller", "prefill"):
-                until(lambda name=component: "Ray runtime started" in self.log(name), 120)
+                until(partial(self._has_joined, component), 120)
 
     def run(self, place: PodPlace, container: Object, log: Path) -> "subprocess.Popen[bytes]":
         """Start a container as the kubelet would: its mounts, its user, its environment, its command."""
@@ -140,6 +141,9 @@ class Node:
             subprocess.run(("ip", "netns", "del", f"shoal-{name}"), capture_output=True, check=False)
         if self._made_mounts:
             MOUNTS.rmdir()
+
+    def _has_joined(self, component: str) -> bool:
+        return "Ray runtime started" in self.log(component)
 
     def _command(self, component: str, container: Object) -> list[str]:
         """A container's own, or what KubeRay makes of a group."""

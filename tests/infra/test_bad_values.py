@@ -14,6 +14,8 @@ CASES = {  # values as `--set` takes them: words of the error
     "pools.prefill.gpus=0": "transfer.backend nccl moves KV between GPUs and pools.prefill.gpus is 0",
     "pools.decode.gpus=0": "pools.decode.gpus is 0: give every worker of both pools a GPU, or set transfer.backend to gloo",
     "transfer.backend=gloo": "the 1 GPUs of pools.decode.gpus would stand idle",
+    f"{GLOO},images.worker.variant=cpu,serving.kvMemory=16GiB": "serving.kvMemory 16GiB does not fit pools.decode.resources",
+    f"{GLOO},serving.kvMemory=1TiB": "lower the one or raise the other",
     "pools.decode.gpus=2": "a worker uses one GPU: ask for more workers",
     "images.worker.variant=cpu": "images.worker.variant cpu holds no CUDA",
     "pools.prefill.rdma.count=1": "pools.prefill.rdma needs both resource",

@@ -26,7 +26,7 @@ MAX_LINES = 400
 
 def python_files() -> list[Path]:
     """Our own sources: components, the import root's plain folders, tests, benchmarks. Generated code is left out."""
-    folders = [ROOT / name for name in COMPONENTS] + [PACKAGE, ROOT / "tests", ROOT / "benchmarks"]
+    folders = [ROOT / name for name in COMPONENTS] + [PACKAGE, ROOT / "tests", ROOT / "benchmarks", ROOT / "infra"]
     files = {path for folder in folders for path in folder.rglob("*.py") if "__pycache__" not in path.parts}
     return sorted(path for path in files if PACKAGE / "pb" not in path.parents)
 

@@ -47,6 +47,9 @@
 {{- if gt (int $of.gpus) 1 -}}
 {{- fail (printf "pools.%s.gpus is %d and a worker uses one GPU: ask for more workers (replicas) instead" $pool (int $of.gpus)) -}}
 {{- end -}}
+{{- if and (eq (int $of.gpus) 0) (ge (include "shoal.bytes" $v.serving.kvMemory | int64) (include "shoal.bytes" $of.resources.limits.memory | int64)) -}}
+{{- fail (printf "serving.kvMemory %v does not fit pools.%s.resources.limits.memory %v, which on CPUs holds KV, weights and the process: lower the one or raise the other" $v.serving.kvMemory $pool $of.resources.limits.memory) -}}
+{{- end -}}
 {{- if ne (gt (int $of.rdma.count) 0) (ne $of.rdma.resource "") -}}
 {{- fail (printf "pools.%s.rdma needs both resource (the device plugin's name) and count, or neither" $pool) -}}
 {{- end -}}
