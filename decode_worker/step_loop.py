@@ -114,7 +114,9 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
 
     def account(self, step: DecodeStep, result: list[Picked], seconds: float) -> None:
         metrics.STEP_SECONDS.observe(seconds)
-        self.rate.ran(sum(row.num_token_layers for row in step.rows), seconds)
+        is_background = bool(step.rows) and all(row.request.spec.is_background for row in step.rows)
+        if not is_background:  # small pieces say nothing of the pace
+            self.rate.ran(sum(row.num_token_layers for row in step.rows), seconds)
         metrics.STEP_REQUESTS.observe(len(self.keys(step)))
         if step.rows:
             self.tally.stepped(len(step.rows), sum(row.chunk.num_tokens for row in step.rows), seconds)

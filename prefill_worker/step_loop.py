@@ -106,8 +106,10 @@ class PrefillStepLoop(StepLoop[PrefillStep, None]):
 
     def account(self, step: PrefillStep, result: None, seconds: float) -> None:
         metrics.STEP_SECONDS.observe(seconds)
-        depths = (len(piece.work.task.spec.layout.lower_layers) for piece in step)
-        self.rate.ran(sum(depth * piece.chunk.num_tokens for depth, piece in zip(depths, step, strict=True)), seconds)
+        specs = [piece.work.task.spec for piece in step]
+        if not all(spec.is_background for spec in specs):  # their small pieces say nothing of the pace
+            depths = (len(spec.layout.lower_layers) for spec in specs)
+            self.rate.ran(sum(depth * piece.chunk.num_tokens for depth, piece in zip(depths, step, strict=True)), seconds)
         metrics.STEP_REQUESTS.observe(len(step))
         num_tokens = sum(piece.chunk.num_tokens for piece in step)
         metrics.PREFILL_TOKENS.inc(num_tokens)
