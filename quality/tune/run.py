@@ -29,6 +29,15 @@ class TuneResult:
     cpu_s: float
     perplexity_before: float | None
     perplexity_after: float | None
+    perplexity_full: float | None  # of the untuned model at full depth
+
+    @property
+    def gap_closed(self) -> float | None:
+        """Share of what the visibility costs that the adapter won back; None where it costs nothing."""
+        before, after, full = self.perplexity_before, self.perplexity_after, self.perplexity_full
+        if before is None or after is None or full is None or before <= full:
+            return None
+        return (before - after) / (before - full)
 
 
 def tune(
@@ -100,4 +109,5 @@ def tune(
         progress.cpu_s,
         measured[0] if measured else None,
         measured[-1] if measured else None,
+        progress.curve[0].get("full_depth_perplexity") if progress.curve else None,
     )

@@ -120,25 +120,33 @@ class Trainer:
             save_state(self.folder, self._state(), self.progress)
         self._peers.wait()
 
-    def perplexity(self) -> float | None:
-        """Of the held-out windows' responses under the tuned visibility, over the whole vocabulary; None without any."""
-        total, count = 0.0, 0
+    def perplexities(self, *, with_teacher: bool) -> tuple[float, float | None] | None:
+        """Of the held-out windows' responses under the tuned visibility, and of the untuned model at full depth, both over the
+        whole vocabulary; None without held-out windows."""
+        totals, count = [0.0, 0.0], 0
         with torch.no_grad():
             for start in range(0, len(self._held_out), _HELD_ROWS):
                 batch = make_tune_batch(self._held_out[start : start + _HELD_ROWS]).to(self._device)
-                states = self._model.run(batch, self.lora, with_teacher=False).student
+                passes = self._model.run(batch, self.lora, with_teacher=with_teacher)
                 kept = (batch.targets != IGNORED).flatten()
-                loss = supervised_loss(states[kept], batch.targets.flatten()[kept], self._model.head)
-                total, count = total + float(loss) * int(kept.sum()), count + int(kept.sum())
-        return math.exp(total / count) if count else None
+                labels, num_kept = batch.targets.flatten()[kept], int(kept.sum())
+                for index, states in enumerate((passes.student, passes.teacher)):
+                    if states is not None:
+                        totals[index] += num_kept * float(supervised_loss(states[kept], labels, self._model.head))
+                count += num_kept
+        if not count:
+            return None
+        return math.exp(totals[0] / count), math.exp(totals[1] / count) if with_teacher else None
 
     def _measure(self) -> float | None:
-        perplexity = self.perplexity() if self._peers.is_first else None
+        found = self.perplexities(with_teacher=not self.progress.curve) if self._peers.is_first else None
         self._peers.wait()
+        if found is None:
+            return None
         point: dict[str, Any] = {"tokens": self.progress.num_tokens, "wall_s": self.progress.wall_s, "cpu_s": self.progress.cpu_s}
-        if perplexity is not None:
-            self.progress.curve.append(point | {"loss": self._loss, "perplexity": perplexity})
-        return perplexity
+        point |= {"loss": self._loss, "perplexity": found[0]} | ({} if found[1] is None else {"full_depth_perplexity": found[1]})
+        self.progress.curve.append(point)
+        return found[0]
 
     def _step(self) -> None:
         number = self.progress.step

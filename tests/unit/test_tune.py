@@ -145,6 +145,7 @@ def test_held_out_text_is_measured_before_and_after(text: str, tmp_path: Path) -
     result = run(text, tmp_path / "out", options(tokens=40 * 64, learning_rate=1e-2), held_out=str(long), num_held_out=2)
     assert result.perplexity_before is not None and result.perplexity_after is not None
     assert 1 < result.perplexity_after < math.inf
+    assert result.perplexity_full is not None and result.perplexity_full != result.perplexity_before
     notes = json.loads((tmp_path / "out" / ADAPTER_NOTES).read_text())
     assert [point["tokens"] for point in notes["curve"]] == [0, result.num_tokens]
     assert notes["visibility"] == "speed:2" and notes["base_revision"] == open_model(MODEL).revision

@@ -53,6 +53,7 @@ _EVERY = 20  # steps between lines where there is no terminal
 @click.option("--seed", default=0, show_default=True)
 @click.option("--checkpoint-s", default=60.0, show_default=True, help="Seconds between checkpoints.")
 @click.option("--measure-s", default=300.0, show_default=True, help="Seconds between measurements on --held-out.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the curve: .png, .svg or .pdf.")
 @click.option("--restart", is_flag=True, help="Begin anew though there is a checkpoint in --output.")
 def tune(
     model: str,
@@ -68,6 +69,7 @@ def tune(
     measure_s: float,
     restart: bool,
     response_tokens: str,
+    plot: Path | None,
     dtype: str,
     **recipe: Any,
 ) -> None:
@@ -85,6 +87,8 @@ def tune(
         options = quality_module("tune.options").TuneOptions(
             Visibility.parse(visibility), response_tokens=_lengths(response_tokens), dtype=DType(dtype), **recipe
         )
+        if plot is not None:
+            quality_module("plotting").check(plot)
         pace = quality_module("tune.trainer").Pace(checkpoint_s, measure_s)
         with _shown() as told:
             result = quality_module("tune.run").tune(
@@ -106,9 +110,12 @@ def tune(
             f"({result.cpu_s:.0f} s of CPU)"
         )
         if result.perplexity_after is not None:
-            click.echo(
-                f"perplexity under {visibility}: {result.perplexity_before:.2f} before, {result.perplexity_after:.2f} after"
-            )
+            told_full = "" if result.perplexity_full is None else f"; {result.perplexity_full:.2f} at full depth, untuned"
+            closed = "" if result.gap_closed is None else f": {result.gap_closed:.0%} of the gap closed"
+            before, after = result.perplexity_before, result.perplexity_after
+            click.echo(f"perplexity under {visibility}: {before:.2f} before, {after:.2f} after{told_full}{closed}")
+        if plot is not None:
+            quality_module("tune.plot").draw_curve(output, plot)
 
 
 def _lengths(text: str) -> tuple[int, ...]:
