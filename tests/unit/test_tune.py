@@ -104,6 +104,13 @@ def test_every_kind_of_run_writes_an_adapter_that_is_served(
     assert any(float(tensor.abs().sum()) > 0 for name, tensor in weights(tmp_path).items() if "lora_B" in name)
 
 
+def test_the_distilled_control_has_nothing_to_learn(text: str, tmp_path: Path) -> None:
+    losses: list[float] = []
+    run(text, tmp_path, options("full"), told=lambda report: losses.append(report.loss))
+    assert max(losses) < 1e-6
+    assert all(float(tensor.abs().max()) < 1e-2 for name, tensor in weights(tmp_path).items() if "lora_B" in name)
+
+
 def test_a_killed_run_goes_on_to_the_same_adapter(text: str, tmp_path: Path) -> None:
     run(text, tmp_path / "whole")
 
