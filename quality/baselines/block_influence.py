@@ -20,7 +20,7 @@ def block_influence(model: TorchDecoder, examples: Sequence[Example]) -> list[fl
         found.append(1 - float(cosines.mean()))
 
     with torch.inference_mode():
-        model(calibration_batch(list(examples)), trace=look)
+        model(calibration_batch(model, examples), trace=look)
     return found
 
 

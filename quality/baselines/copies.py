@@ -1,6 +1,7 @@
 """Copies of a model whose layers may be changed while embedding and head stay shared. Changes nothing itself."""
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +22,13 @@ def linears(module: nn.Module) -> dict[str, nn.Linear]:
     return {name: part for name, part in module.named_modules() if isinstance(part, nn.Linear)}
 
 
-def calibration_batch(examples: list[Example]) -> Batch:
-    """Whole sequences as prefill tokens but the last; all examples cut to the shortest, so that nothing is padding."""
+def calibration_batch(model: TorchDecoder, examples: Sequence[Example]) -> Batch:
+    """Whole sequences as prefill tokens but the last; all examples cut to the shortest, so that nothing is padding. On the
+    model's device."""
     length = min(example.num_tokens for example in examples)
     whole = [Example((*example.prompt_ids, *example.response_ids)[:length], ()) for example in examples]
-    return make_batch(whole, Visibility(VisibilityKind.FULL, boundary_tokens=1))
+    batch = make_batch(whole, Visibility(VisibilityKind.FULL, boundary_tokens=1))
+    return batch.to(next(model.parameters()).device)
 
 
 def column_norms(model: TorchDecoder, batch: Batch) -> dict[str, Tensor]:
@@ -35,7 +38,8 @@ def column_norms(model: TorchDecoder, batch: Batch) -> dict[str, Tensor]:
     for name, linear in linears(model.model.layers).items():
 
         def add(_: nn.Module, inputs: tuple[Tensor, ...], name: str = name) -> None:
-            sums[name] = sums.get(name, torch.zeros(())) + inputs[0].float().square().sum((0, 1))
+            squares = inputs[0].float().square().sum((0, 1))
+            sums[name] = sums[name] + squares if name in sums else squares
 
         hooks.append(linear.register_forward_pre_hook(add))
     try:

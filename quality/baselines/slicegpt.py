@@ -57,5 +57,5 @@ def sliced_model(model: TorchDecoder, examples: Sequence[Example], share: float)
     body.layers = nn.ModuleList(sliced)
     body.embed_tokens = nn.Sequential(body.embed_tokens, _Slicer(num_kept))  # type: ignore[assignment]
     with torch.inference_mode():
-        made(calibration_batch(list(examples)))  # its prefill tokens come first in every layer and fix each basis
+        made(calibration_batch(model, examples))  # its prefill tokens come first in every layer and fix each basis
     return made

@@ -15,7 +15,7 @@ from shoal.quality.torch_model import Example, TorchDecoder
 @torch.no_grad()
 def pruned_model(model: TorchDecoder, examples: Sequence[Example], share: float) -> TorchDecoder:
     """A copy with `share` of each layer's weights zeroed, for both phases."""
-    norms = column_norms(model, calibration_batch(list(examples)))
+    norms = column_norms(model, calibration_batch(model, examples))
     made = with_own_layers(model)
     for name, linear in linears(made.model.layers).items():
         scores = linear.weight.abs() * norms[name]

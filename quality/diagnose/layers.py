@@ -79,10 +79,11 @@ def diagnose_layers(
     if not examples:
         raise InvalidConfig("there is no example to diagnose")
     model.requires_grad_(False)
-    generator = torch.Generator().manual_seed(seed)
+    device = next(model.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
     gradients, sights, sums = [], [], []
     for index, example in enumerate(examples):
-        batch = make_batch([example], _FULL)
+        batch = make_batch([example], _FULL).to(device)
         looked: _Sums = _Sums([], [], [], [], [])
         phases, sight = _gate_gradients(model, batch, generator, looked)
         gradients.append(phases)
@@ -119,8 +120,9 @@ def diagnose_layers(
 
 def _gate_gradients(model: TorchDecoder, batch: Batch, generator: torch.Generator, looked: _Sums) -> tuple[Tensor, Tensor]:
     """Gradients of the sampled labels' loss, divided by √tokens so that squares are per token: phases [2, L, 2], sight [L]."""
-    phases = [torch.ones(1, model.num_layers, 2, requires_grad=True) for _ in range(2)]
-    sight = torch.ones(1, model.num_layers, requires_grad=True)
+    device = batch.decode_ids.device
+    phases = [torch.ones(1, model.num_layers, 2, requires_grad=True, device=device) for _ in range(2)]
+    sight = torch.ones(1, model.num_layers, requires_grad=True, device=device)
     gates = Gates(prefill=phases[0], decode=phases[1], sight=sight)
     at = batch.targets[0] != IGNORED
     hidden = model(batch, gates=gates, trace=lambda trace: _look(trace, at, looked))

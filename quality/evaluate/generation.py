@@ -26,7 +26,7 @@ def engine_decoder(model: TorchDecoder, backend: str = "auto") -> Decoder:
     embedding, norm = body.embed_tokens.weight.detach().float(), body.norm.weight.detach().float()
     head = embedding if model.config.tied_embeddings else model.lm_head.weight.detach().float()
     weights = ModelWeights(model.config, embedding, layers, {}, norm, head, len(layers))
-    device = torch.device("cpu")
+    device = embedding.device
     return Decoder(weights, choose_backend(backend, model.config, DType.FLOAT32, device), device)
 
 
@@ -41,7 +41,7 @@ def generate(
     shape = decoder.config.shape
     longest = max(len(prompt) for prompt in prompts) + max_tokens
     num_blocks = min(len(prompts), _MAX_RUNNING) * shape.num_layers * (-(-longest // _BLOCK_TOKENS) + 1)
-    engine = LocalEngine(decoder, KvPool(shape, num_blocks, _BLOCK_TOKENS, DType.FLOAT32))
+    engine = LocalEngine(decoder, KvPool(shape, num_blocks, _BLOCK_TOKENS, DType.FLOAT32, decoder.device))
     for index, prompt in enumerate(prompts):
         engine.submit(str(index), LocalRequest(prompt, visibility, SamplingParams(max_tokens=max_tokens)))
     answers: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}

@@ -61,7 +61,7 @@ class Scorer:
     def __init__(self, reference: TorchDecoder, examples: Sequence[Example], *, batch_size: int = 4) -> None:
         if not examples:
             raise InvalidConfig("there is no example to score")
-        self._reference = reference
+        self._reference, self._device = reference, next(reference.parameters()).device
         self._order = sorted(range(len(examples)), key=lambda index: examples[index].num_tokens)
         order = [examples[index] for index in self._order]
         self._batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
@@ -87,7 +87,7 @@ class Scorer:
         sums = [_Sums() for _ in range(len(subjects) + 1)]
         done, total = 0, len(self._batches) * len(sums)
         for examples in self._batches:
-            batch = make_batch(examples, whole)
+            batch = make_batch(examples, whole).to(self._device)
             counts, at = [len(example.response_ids) for example in examples], batch.targets != IGNORED
             labels = batch.targets[at]
             trunk = Trunk.run(self._reference, batch)
@@ -102,7 +102,7 @@ class Scorer:
         return sums
 
     def _logprobs(self, subject: Subject, examples: Sequence[Example], trunk: Trunk) -> Tensor:
-        batch = make_batch(examples, subject.visibility)
+        batch = make_batch(examples, subject.visibility).to(self._device)
         at = batch.targets != IGNORED
         start = None
         if subject.model is self._reference and subject.prefill_layers is None:

@@ -42,7 +42,7 @@ def test_wanda_zeroes_the_lowest_of_weight_times_norm_in_each_row() -> None:
     own = model()
     before = {name: part.weight.clone() for name, part in linears(own.model.layers).items()}
     pruned = pruned_model(own, texts(), 0.5)
-    norms = column_norms(own, calibration_batch(texts()))
+    norms = column_norms(own, calibration_batch(own, texts()))
     for name, part in linears(pruned.model.layers).items():
         assert torch.equal(before[name], linears(own.model.layers)[name].weight), "the model itself stays"
         zero = part.weight == 0
@@ -53,7 +53,8 @@ def test_wanda_zeroes_the_lowest_of_weight_times_norm_in_each_row() -> None:
 
 
 def test_norms_are_of_what_enters() -> None:
-    own, batch = model(), calibration_batch(texts())
+    own = model()
+    batch = calibration_batch(own, texts())
     with torch.inference_mode():
         ids = torch.cat([batch.prefill_ids, batch.decode_ids], 1)
         entering = own.model.layers[0].input_layernorm(own.model.embed_tokens(ids)).flatten(0, 1)

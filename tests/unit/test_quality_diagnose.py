@@ -105,6 +105,7 @@ def test_the_command(tmp_path: Path) -> None:
         (["--tolerance", "0.9"], "must be above 1"),
         (["--plot", "found.gif"], "as .png, .svg or .pdf"),
         (["--threads", "0"], "--threads must be"),
+        (["--device", "abacus"], "cannot be used here"),
         (["--data", "nowhere.jsonl"], "does not exist"),
         (["--examples", "0"], "max_examples must be"),
         (["--json", "/nowhere/found.json", "--examples", "1", "--prompt-tokens", "8"], "cannot write '/nowhere/found.json'"),

@@ -23,7 +23,14 @@ from shoal.model_files import DEFAULT_MODEL
 @click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Write every figure.")
 @click.option("--plot", "plot_path", type=click.Path(path_type=Path), metavar="FILE", help="Draw it: .png, .svg or .pdf.")
 def diagnose(
-    model: str, data: str, threads: int | None, tolerance: float, json_path: Path | None, plot_path: Path | None, **options: Any
+    model: str,
+    data: str,
+    device: str,
+    threads: int | None,
+    tolerance: float,
+    json_path: Path | None,
+    plot_path: Path | None,
+    **options: Any,
 ) -> None:
     """Show what each layer of MODEL (a name, a .gguf file or a folder) is worth to prompts and to answers.
 
@@ -40,7 +47,7 @@ def diagnose(
         room = quality_module("diagnose")
         if plot_path is not None:
             quality_module("plotting").check(plot_path)
-        files, decoder, loaded = load(model, data, threads, **options)
+        files, decoder, loaded = load(model, data, threads, device, **options)
         with progress_bar() as told:
             found = room.diagnose(files, decoder, loaded, tolerance=tolerance, seed=options["seed"], progress=told)
         if json_path is not None:

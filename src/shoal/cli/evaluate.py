@@ -64,6 +64,7 @@ def evaluate(
     visibilities: tuple[str, ...],
     tasks: str,
     data: str,
+    device: str,
     threads: int | None,
     batch_size: int,
     json_path: Path | None,
@@ -91,7 +92,7 @@ def evaluate(
             quality_module("plotting").check(plot_path)
         if own:
             taken = {name: options[name] for name in ("max_examples", "prompt_tokens", "response_tokens", "chat", "seed")}
-            files, decoder, loaded = load(model, data, threads, adapter=options["adapter"], **taken)
+            files, decoder, loaded = load(model, data, threads, device, **taken)
             with progress_bar() as told:
                 suite = quality_module("evaluate.suite").Suite(files, decoder, loaded, batch_size=batch_size, progress=told)
                 num_layers = files.config.shape.num_layers

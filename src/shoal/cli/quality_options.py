@@ -15,7 +15,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def data_options(command: Command) -> Command:
-    """--adapter, --data, --examples, --prompt-tokens, --response-tokens, --chat, --seed, --threads."""
+    """--data, --examples, --prompt-tokens, --response-tokens, --chat, --seed, --device, --threads."""
     options = (
         click.option("--adapter", default="", metavar="FOLDER", help="Merge this adapter into the weights, full depth's too."),
         click.option(
@@ -30,6 +30,7 @@ def data_options(command: Command) -> Command:
         click.option("--response-tokens", type=int, default=64, show_default=True, help="Of a plain text."),
         click.option("--chat", is_flag=True, help="Put prompts through the model's chat template."),
         click.option("--seed", type=int, default=0, show_default=True, help="Which excerpts; which sampled labels."),
+        click.option("--device", default="cpu", show_default=True, help="cpu or cuda, as torch calls it."),
         click.option("--threads", type=int, metavar="N", help="CPU threads. Default: torch's choice."),
     )
     for option in reversed(options):
@@ -37,16 +38,15 @@ def data_options(command: Command) -> Command:
     return command
 
 
-def load(name: str, data: str, threads: int | None, *, adapter: str = "", **options: Any) -> tuple[ModelFiles, Any, Any]:
+def load(name: str, data: str, threads: int | None, device: str = "cpu", **options: Any) -> tuple[ModelFiles, Any, Any]:
     """The model's files, its torch decoder, and the data: what both commands begin with."""
-    if threads is not None:
-        if threads < 1:
-            raise InvalidConfig(f"--threads must be at least 1, not {threads}")
-        quality_module("threads").use(threads)
-    files = open_model(name, adapter)
+    if threads is not None and threads < 1:
+        raise InvalidConfig(f"--threads must be at least 1, not {threads}")
+    quality_module("machine").use(device, threads)
+    files = open_model(name)
     module = quality_module("data")
     loaded = module.load_data(data, files, module.DataOptions(**options))
-    return files, quality_module("torch_model").TorchDecoder.load(files).eval(), loaded
+    return files, quality_module("torch_model").TorchDecoder.load(files, device=device).eval(), loaded
 
 
 @contextlib.contextmanager
