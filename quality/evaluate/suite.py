@@ -74,12 +74,21 @@ class Suite:
     """One model and its data. Every method is a task."""
 
     def __init__(
-        self, files: ModelFiles, model: TorchDecoder, data: LoadedData, *, batch_size: int = 4, progress: Progress | None = None
+        self,
+        files: ModelFiles,
+        model: TorchDecoder,
+        data: LoadedData,
+        *,
+        tuned: TorchDecoder | None = None,
+        batch_size: int = 4,
+        progress: Progress | None = None,
     ) -> None:
+        """`tuned`: the model with an adapter, which everything but `full` and the baselines is measured with."""
         self._files, self._model, self._data = files, model, data
+        self._tuned = tuned or model
         self._batch_size, self._progress = batch_size, progress or (lambda what, done, total: None)
         self._tokenizer: Tokenizer = load_tokenizer(files)
-        self._decoder: Decoder | None = None
+        self._decoders: dict[bool, Decoder] = {}  # by whether it is for `full`
 
     def resolve(self, text: str, boundary_tokens: int | None = None) -> Visibility:
         """A visibility of this model; `boundary_tokens` is the default for `speed`, the data's unless given."""
@@ -88,7 +97,7 @@ class Suite:
 
     def perplexity(self, texts: Sequence[str]) -> list[Scores]:
         """Full depth and every visibility."""
-        subjects = [Subject(text, self._model, self.resolve(text)) for text in texts if text != "full"]
+        subjects = [Subject(text, self._tuned, self.resolve(text)) for text in texts if text != "full"]
         return self._score(subjects)
 
     def baselines(self, depth: int, calibration: Sequence[Example]) -> list[Scores]:
@@ -176,7 +185,7 @@ class Suite:
         if longest > (most := self._files.config.shape.max_context):
             raise InvalidConfig(f"a question of {longest} tokens exceeds the model's context of {most}; use fewer --shots")
         others = [text for text in texts if text != "full"]
-        subjects = [Subject(text, self._model, self.resolve(text, 1)) for text in others]
+        subjects = [Subject(text, self._tuned, self.resolve(text, 1)) for text in others]
         losses = Scorer(self._model, examples, batch_size=4 * self._batch_size).losses(subjects, self._progress)
         scores: list[ChoiceScore] = []
         reference: list[bool] = []
@@ -195,10 +204,11 @@ class Suite:
     def _answers(
         self, text: str, prompts: Sequence[tuple[int, ...]], max_tokens: int, what: str, boundary_tokens: int
     ) -> list[tuple[int, ...]]:
-        if self._decoder is None:
-            self._decoder = engine_decoder(self._model)
-        visibility = self.resolve(text, boundary_tokens)
-        return generate(self._decoder, prompts, visibility, max_tokens, lambda done, total: self._progress(what, done, total))
+        is_full = text == "full" or self._tuned is self._model
+        if is_full not in self._decoders:
+            self._decoders[is_full] = engine_decoder(self._model if is_full else self._tuned)
+        decoder, visibility = self._decoders[is_full], self.resolve(text, boundary_tokens)
+        return generate(decoder, prompts, visibility, max_tokens, lambda done, total: self._progress(what, done, total))
 
     def _score(self, subjects: Sequence[Subject]) -> list[Scores]:
         return Scorer(self._model, self._data.examples, batch_size=self._batch_size).score(subjects, self._progress)

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from shoal.cli.main import cli
 from shoal.errors import InvalidConfig
-from shoal.model_files import load_tokenizer
-from shoal.quality.data import shipped_records
+from shoal.model_files import load_tokenizer, open_model
+from shoal.quality.data import DataOptions, load_data, shipped_records
 from shoal.quality.evaluate.choices import is_right, load_questions, prompt
 from shoal.quality.evaluate.curves import curves, needed
 from shoal.quality.evaluate.generation import engine_decoder, generate
@@ -21,6 +21,7 @@ from shoal.quality.evaluate.scores import Scorer, Subject
 from shoal.quality.torch_model import Example, TorchDecoder, make_batch
 from shoal.visibility import Visibility
 from tests import engine_support as support
+from tests.adapters import write_random_adapter
 from tests.unit.test_quality_torch_model import CASES, examples, logprobs, model, resolved
 
 
@@ -59,6 +60,28 @@ def test_damaged_weights_are_named() -> None:
         Scorer(own, examples()).score([Subject("broken", broken, resolved("full"))])
     with pytest.raises(InvalidConfig, match="no example"):
         Scorer(own, [])
+
+
+def test_an_adapter_is_measured_beside_full_depth_without_it(tmp_path: Path) -> None:
+    files = support.model_files()
+    adapter = str(write_random_adapter(tmp_path / "adapter", files))
+    flags = "--tasks perplexity,loops,choices -v speed:2 -v full:boundary=2 --examples 2 --prompt-tokens 24 --response-tokens 5"
+    flags += " --answers 2 --max-tokens 8 --threads 1 --num-questions 2 --questions"
+    (tmp_path / "q.jsonl").write_text('{"question": "?", "choices": ["a", "b"], "answer": 0}')
+    arguments = ["eval", str(files.path), *flags.split(), str(tmp_path / "q.jsonl"), "--json", str(tmp_path / "found.json")]
+    found = []
+    for more in ([], ["--adapter", adapter]):
+        done = CliRunner().invoke(cli, [*arguments, *more])
+        assert done.exit_code == 0, done.output
+        found.append({own["name"]: own for own in json.loads((tmp_path / "found.json").read_text())["perplexity"]})
+    assert "with adapter" in done.output
+    plain, tuned = found
+    assert tuned["full"] == plain["full"], "full depth is the model's own"
+    assert plain["full:boundary=2"]["ratio"] == pytest.approx(1, abs=1e-5) and tuned["full:boundary=2"]["kl"] > 1e-3
+    data = load_data("python-topics", files, DataOptions(2, 24, 5))
+    own = TorchDecoder.load(open_model(str(files.path), adapter))
+    losses = [-value for row in logprobs(own, list(data.examples), resolved("speed:2")) for value in row]
+    assert tuned["speed:2"]["perplexity"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-4)
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen2-bias-mixed-windows", "qwen3-qk-norm-tied"])

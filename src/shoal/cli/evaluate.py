@@ -11,7 +11,7 @@ import click
 from shoal.cli.evaluate_tables import print_harness, print_needles, print_rates, print_scores
 from shoal.cli.failure import told_in_one_line
 from shoal.cli.progress_bar import progress_bar
-from shoal.cli.quality_options import data_options, load, writing
+from shoal.cli.quality_options import data_options, load, load_adapted, writing
 from shoal.cli.quality_room import quality_module
 from shoal.errors import InvalidConfig
 from shoal.model_files import DEFAULT_MODEL
@@ -33,6 +33,7 @@ _CALIBRATION: Final = "docstrings:argparse,asyncio,datetime,decimal,email,loggin
     help=f"Some of {', '.join(TASKS)} and lm-eval:TASK, with commas between.",
 )
 @data_options
+@click.option("--adapter", metavar="FOLDER", help="Measure MODEL with this adapter, beside full depth without it.")
 @click.option("--batch-size", type=int, default=4, show_default=True, help="Examples at once.")
 @click.option(
     "--depth", type=int, metavar="K", help="baselines; curve's anchors and boundary. Default: the first --visibility's."
@@ -67,6 +68,7 @@ def evaluate(
     device: str,
     threads: int | None,
     batch_size: int,
+    adapter: str | None,
     json_path: Path | None,
     plot_path: Path | None,
     **options: Any,
@@ -94,12 +96,15 @@ def evaluate(
             taken = {name: options[name] for name in ("max_examples", "prompt_tokens", "response_tokens", "chat", "seed")}
             files, decoder, loaded = load(model, data, threads, device, **taken)
             with progress_bar() as told:
-                suite = quality_module("evaluate.suite").Suite(files, decoder, loaded, batch_size=batch_size, progress=told)
+                tuned = None if adapter is None else load_adapted(model, adapter, device)
+                suite = quality_module("evaluate.suite").Suite(
+                    files, decoder, loaded, tuned=tuned, batch_size=batch_size, progress=told
+                )
                 num_layers = files.config.shape.num_layers
                 run = _Tasks(suite, texts, options, num_layers, loaded, _calibration(data, files, taken), plot_path)
                 for name in own:
                     found[name] = run.run(name)
-            found |= {"model": files.name, "revision": files.revision, "adapter": files.adapter_digest, "data": loaded.name}
+            found |= {"model": files.name, "revision": files.revision, "adapter": adapter or "", "data": loaded.name}
         if harness:
             room = quality_module("evaluate.harness")
             found["lm-eval"] = room.run_tasks(
@@ -219,7 +224,8 @@ def _numbers(flag: str, text: str) -> list[float]:
 def _print(found: dict[str, Any]) -> None:
     for name in ("perplexity", "curve", "baselines"):
         if name in found:
-            print_scores(name, found["data"], found[name])
+            source = found["data"] + (f", with adapter {found['adapter']}" if found["adapter"] and name != "baselines" else "")
+            print_scores(name, source, found[name])
     print_rates(found.get("loops", ()), found.get("choices", ()), found.get("humaneval", ()))
     print_needles(found.get("needle", ()))
     print_harness(found.get("lm-eval", ()))

@@ -49,6 +49,11 @@ def load(name: str, data: str, threads: int | None, device: str = "cpu", **optio
     return files, quality_module("torch_model").TorchDecoder.load(files, device=device).eval(), loaded
 
 
+def load_adapted(name: str, adapter: str, device: str) -> Any:
+    """The torch decoder of a model with an adapter merged. Raises as `open_model` does for one that does not fit."""
+    return quality_module("torch_model").TorchDecoder.load(open_model(name, adapter), device=device).eval()
+
+
 @contextlib.contextmanager
 def writing(path: Path | None) -> Iterator[None]:
     """Turns an error of the file system while `path` is written into one that names it."""
