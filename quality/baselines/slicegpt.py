@@ -12,6 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from shoal.errors import Unsupported
 from shoal.quality.baselines.copies import calibration_batch
 from shoal.quality.torch_model import DecoderLayer, Example, TorchDecoder
 
@@ -38,18 +39,25 @@ class _SlicedLayer(DecoderLayer):
 
     def __init__(self, layer: DecoderLayer, num_kept: int) -> None:
         nn.Module.__init__(self)
-        self.input_layernorm, self.self_attn = layer.input_layernorm, layer.self_attn
-        self.post_attention_layernorm, self.mlp = layer.post_attention_layernorm, layer.mlp
+        for name, part in layer.named_children():
+            setattr(self, name, part)
+        self.pre_feedforward_layernorm = self.post_feedforward_layernorm = None
         self.middle, self.end = _Slicer(num_kept), _Slicer(num_kept)
 
-    def finish(self, x: Tensor, attended: Tensor, gate: Tensor | None) -> Tensor:
-        assert gate is None
-        x = self.middle(x + attended)
-        return cast(Tensor, self.end(x + self.mlp(self.post_attention_layernorm(x))))
+    def add_attention(self, x: Tensor, attended: Tensor, gate: Tensor | None) -> Tensor:
+        return cast(Tensor, self.middle(super().add_attention(x, attended, gate)))
+
+    def add_mlp(self, x: Tensor, gate: Tensor | None) -> Tensor:
+        return cast(Tensor, self.end(super().add_mlp(x, gate)))
 
 
 def sliced_model(model: TorchDecoder, examples: Sequence[Example], share: float) -> TorchDecoder:
-    """The model with `share` of its hidden width removed, in both phases; weights are shared."""
+    """The model with `share` of its hidden width removed, in both phases; weights are shared.
+
+    Raises Unsupported for Gemma 2 and 3, whose norms behind each branch no rotation passes through.
+    """
+    if model.config.branch_norms:
+        raise Unsupported("SliceGPT cannot slice a model with norms behind its branches (Gemma 2 and 3)")
     num_kept = model.config.shape.hidden_size - round(share * model.config.shape.hidden_size)
     made = model.with_layers(range(model.num_layers))
     body = made.model

@@ -12,14 +12,14 @@ decode tokens alone, per layer, estimated in the same pass: what not seeing the 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.errors import InvalidConfig
-from shoal.quality.torch_model import IGNORED, Batch, Example, Gates, LayerTrace, TorchDecoder, make_batch
+from shoal.quality.torch_model import IGNORED, Batch, DecoderLayer, Example, Gates, LayerTrace, TorchDecoder, make_batch
 from shoal.visibility import Visibility, VisibilityKind
 
 Progress = Callable[[int, int], None]  # examples done, of how many
@@ -125,7 +125,7 @@ def _gate_gradients(model: TorchDecoder, batch: Batch, generator: torch.Generato
     sight = torch.ones(1, model.num_layers, requires_grad=True, device=device)
     gates = Gates(prefill=phases[0], decode=phases[1], sight=sight)
     at = batch.targets[0] != IGNORED
-    hidden = model(batch, gates=gates, trace=lambda trace: _look(trace, at, looked))
+    hidden = model(batch, gates=gates, trace=lambda trace: _look(model, trace, at, looked))
     scores = model.logits(hidden[0, at])
     if not bool(scores.isfinite().all()):
         raise InvalidConfig("the model gives scores that are no finite numbers (NaN or infinite); its weights are damaged")
@@ -137,14 +137,14 @@ def _gate_gradients(model: TorchDecoder, batch: Batch, generator: torch.Generato
 
 
 @torch.no_grad()
-def _look(trace: LayerTrace, at: Tensor, looked: _Sums) -> None:
+def _look(model: TorchDecoder, trace: LayerTrace, at: Tensor, looked: _Sums) -> None:
     """Attention mass of the rows at `at`, and drift."""
     num_decode = trace.decode_in.shape[1]
     num_prefill = trace.keys.shape[2] - num_decode
     groups = trace.decode_queries.shape[1] // trace.keys.shape[1]
-    keys = trace.keys.repeat_interleave(groups, 1)[0].float()
-    scores = trace.decode_queries[0, :, at].float() @ keys.transpose(1, 2) / math.sqrt(keys.shape[-1])  # [H, n, keys]
-    shares = scores.masked_fill(~trace.seen[0, :, at], -math.inf).softmax(-1).mean((0, 1))
+    attention = cast(DecoderLayer, model.model.layers[trace.layer]).self_attn
+    keys = trace.keys.repeat_interleave(groups, 1)
+    shares = attention.shares(trace.decode_queries[:, :, at], keys, trace.seen[:, :, at]).mean((0, 1, 2))
     looked.anchor.append(float(shares[0]))
     looked.prompt.append(float(shares[1:num_prefill].sum()))
     assert trace.prefill_in is not None and trace.prefill_out is not None

@@ -63,6 +63,12 @@ def _fused(layer: DecoderLayer) -> LayerWeights:
     biases: list[Tensor] = [part.bias for part in qkv if part.bias is not None]
     norms = (attention.q_norm, attention.k_norm)
     q_norm, k_norm = (None if norm is None else norm.weight.detach().float() for norm in norms)
+    behind: dict[str, Tensor] = {}
+    before_mlp = layer.post_attention_layernorm
+    if layer.pre_feedforward_layernorm is not None and layer.post_feedforward_layernorm is not None:
+        before_mlp = layer.pre_feedforward_layernorm
+        behind["attention_norm"] = layer.post_attention_layernorm.weight.detach().float()
+        behind["mlp_norm"] = layer.post_feedforward_layernorm.weight.detach().float()
     return LayerWeights(
         input_norm=layer.input_layernorm.weight.detach().float(),
         qkv_weight=torch.cat([part.weight for part in qkv]).float(),
@@ -70,7 +76,8 @@ def _fused(layer: DecoderLayer) -> LayerWeights:
         q_norm=q_norm,
         k_norm=k_norm,
         output_weight=attention.o_proj.weight.detach().float(),
-        post_norm=layer.post_attention_layernorm.weight.detach().float(),
+        post_norm=before_mlp.weight.detach().float(),
         gate_up_weight=torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]).float(),
         down_weight=mlp.down_proj.weight.detach().float(),
+        **behind,
     )

@@ -117,8 +117,9 @@ class Suite:
         last = model.with_layers(range(depth))
         subjects.append(Subject(f"last {num_layers - depth} layers dropped, both phases", last, full))
         tell("preparing SliceGPT", 1, 5)
-        sliced = sliced_model(model, calibration, share)
-        subjects.append(Subject(f"SliceGPT: {share:.0%} of the width, both phases", sliced, full))
+        if not model.config.branch_norms:  # Gemma cannot be sliced
+            sliced = sliced_model(model, calibration, share)
+            subjects.append(Subject(f"SliceGPT: {share:.0%} of the width, both phases", sliced, full))
         tell("preparing Wanda", 2, 5)
         pruned = pruned_model(model, calibration, share)
         subjects.append(Subject(f"Wanda: {share:.0%} of the weights zero, both phases", pruned, full))

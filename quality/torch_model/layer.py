@@ -73,11 +73,15 @@ class Attention(nn.Module):
             attended = self._attend_capped(q, k, v, mask)
         return cast(Tensor, self.o_proj(attended.transpose(1, 2).flatten(2)))
 
+    def shares(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
+        """How the attention of q [B, H, n, d] is divided among k [B, H, m, d] where `seen` [.., n, m]: [B, H, n, m] float32."""
+        scores = soft_cap((q @ k.transpose(-1, -2)).float() * self.scale, self.cap)
+        return scores.masked_fill(~seen, float("-inf")).softmax(-1)
+
     def _attend_capped(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """The same with a soft cap on scores, which torch's own cannot take."""
         seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril() if mask is None else mask
-        scores = soft_cap((q @ k.transpose(-1, -2)).float() * self.scale, self.cap)
-        return scores.masked_fill(~seen, float("-inf")).softmax(-1).to(v.dtype) @ v
+        return self.shares(q, k, seen).to(v.dtype) @ v
 
 
 class Mlp(nn.Module):
@@ -110,11 +114,18 @@ class DecoderLayer(nn.Module):
 
     def finish(self, x: Tensor, attended: Tensor, gate: Tensor | None) -> Tensor:
         """Add both branches to x [B, n, h]; `gate` [B, 2] scales the attention's and the MLP's."""
+        x = self.add_attention(x, attended, None if gate is None else gate[:, 0, None, None])
+        return self.add_mlp(x, None if gate is None else gate[:, 1, None, None])
+
+    def add_attention(self, x: Tensor, attended: Tensor, gate: Tensor | None) -> Tensor:
+        """The first residual; `gate` [B, 1, 1]."""
         if self.pre_feedforward_layernorm is not None:
             attended = self.post_attention_layernorm(attended)
-        x = x + (attended if gate is None else gate[:, 0, None, None] * attended)
-        before = self.pre_feedforward_layernorm or self.post_attention_layernorm
-        out = cast(Tensor, self.mlp(before(x)))
+        return x + (attended if gate is None else gate * attended)
+
+    def add_mlp(self, x: Tensor, gate: Tensor | None) -> Tensor:
+        """The second residual; `gate` [B, 1, 1]."""
+        out = cast(Tensor, self.mlp((self.pre_feedforward_layernorm or self.post_attention_layernorm)(x)))
         if self.post_feedforward_layernorm is not None:
             out = self.post_feedforward_layernorm(out)
-        return x + (out if gate is None else gate[:, 1, None, None] * out)
+        return x + (out if gate is None else gate * out)

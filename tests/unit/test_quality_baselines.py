@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from shoal.errors import Unsupported
 from shoal.quality.baselines import (
     block_influence,
     pruned_model,
@@ -69,6 +70,8 @@ def test_slicegpt_with_nothing_sliced_is_the_model_and_loses_more_the_more_is_sl
         for share in (0.1, 0.5)
     ]
     assert 0 < lost[0] < lost[1]
+    with pytest.raises(Unsupported, match="norms behind"):
+        sliced_model(model("gemma3-window"), texts(), 0.1)
 
 
 def test_slicegpt_is_what_sliced_weights_compute() -> None:

@@ -40,8 +40,9 @@ def test_importance_is_what_small_changes_of_a_gate_cost() -> None:
                 assert estimate == pytest.approx(cost, rel=0.6, abs=1e-3), (layer, phase)
 
 
-def test_the_last_layer_of_prompts_and_what_is_seen() -> None:
-    found = diagnose_layers(TorchDecoder.load(support.model_files()), examples(3))
+@pytest.mark.parametrize("variant", ["llama", "gemma2-caps-window"])
+def test_the_last_layer_of_prompts_and_what_is_seen(variant: str) -> None:
+    found = diagnose_layers(TorchDecoder.load(support.model_files(variant)), examples(3))
     assert found[-1].prefill.layer == 0, "what prefill tokens leave in the last layer, nobody reads"
     assert all(layer.decode.layer > 0 and layer.sight > 0 for layer in found)
     for layer in found:

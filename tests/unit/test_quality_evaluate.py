@@ -84,7 +84,9 @@ def test_an_adapter_is_measured_beside_full_depth_without_it(tmp_path: Path) -> 
     assert tuned["speed:2"]["perplexity"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-4)
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen2-bias-mixed-windows", "qwen3-qk-norm-tied"])
+@pytest.mark.parametrize(
+    "variant", ["llama", "qwen2-bias-mixed-windows", "qwen3-qk-norm-tied", "gemma2-caps-window", "gemma3-window"]
+)
 def test_answers_come_from_the_weights_given(variant: str) -> None:
     own = model(variant)
     decoder = engine_decoder(own, backend="torch")

@@ -19,6 +19,7 @@ from shoal.model_files import DEFAULT_MODEL
 @click.command()
 @click.argument("model", default=DEFAULT_MODEL)
 @data_options
+@click.option("--adapter", default="", metavar="FOLDER", help="Merge this adapter into the weights first.")
 @click.option("--tolerance", type=float, default=1.05, show_default=True, help="Perplexity over full depth's that is accepted.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Write every figure.")
 @click.option("--plot", "plot_path", type=click.Path(path_type=Path), metavar="FILE", help="Draw it: .png, .svg or .pdf.")

@@ -17,7 +17,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def data_options(command: Command) -> Command:
     """--data, --examples, --prompt-tokens, --response-tokens, --chat, --seed, --device, --threads."""
     options = (
-        click.option("--adapter", default="", metavar="FOLDER", help="Merge this adapter into the weights, full depth's too."),
         click.option(
             "--data",
             default="python-topics",
@@ -38,12 +37,14 @@ def data_options(command: Command) -> Command:
     return command
 
 
-def load(name: str, data: str, threads: int | None, device: str = "cpu", **options: Any) -> tuple[ModelFiles, Any, Any]:
+def load(
+    name: str, data: str, threads: int | None, device: str, *, adapter: str = "", **options: Any
+) -> tuple[ModelFiles, Any, Any]:
     """The model's files, its torch decoder, and the data: what both commands begin with."""
     if threads is not None and threads < 1:
         raise InvalidConfig(f"--threads must be at least 1, not {threads}")
     quality_module("machine").use(device, threads)
-    files = open_model(name)
+    files = open_model(name, adapter)
     module = quality_module("data")
     loaded = module.load_data(data, files, module.DataOptions(**options))
     return files, quality_module("torch_model").TorchDecoder.load(files, device=device).eval(), loaded
