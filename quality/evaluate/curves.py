@@ -59,9 +59,10 @@ def draw(lines: Sequence[Curve], scores: Sequence[Scores], path: Path) -> None:
                 below = [point.ratio - point.ratio_low for point in points]
                 above = [point.ratio_high - point.ratio for point in points]
                 panel.errorbar(line.values, ratios, yerr=[below, above], label=line.name, marker="o", ms=3, lw=1.2, capsize=2)
-            panel.axhline(1.05, color="grey", ls=":", lw=1)
+            panel.axhline(1.05, color="grey", ls=":", lw=1, label="1.05")
+            panel.set_xticks(sorted({value for line in lines if line.axis == axis for value in line.values}))
             panel.set_yscale("log")
-            panel.set_yticks([1, 1.05, 1.2, 1.5, 2, 3, 5], ["1", "1.05", "1.2", "1.5", "2", "3", "5"])
+            panel.set_yticks([1, 1.2, 1.5, 2, 3, 5, 10], ["1", "1.2", "1.5", "2", "3", "5", "10"])
             panel.minorticks_off()
             panel.set_ylabel("perplexity ÷ full depth's")
             panel.set_xlabel({"K": "prefill depth K", "anchors": "anchors a", "boundary": "boundary b"}[axis])
