@@ -77,7 +77,8 @@ $(INFRA_VENV)/.installed: infra/checks/requirements.txt infra/checks/get_tools.p
 	$(INFRA_VENV)/bin/python infra/checks/get_tools.py $(INFRA_VENV)
 	@touch $@
 
-infra-check: $(STAMP) $(INFRA_VENV)/.installed ## Chart, kustomize and images: render with Helm 3 and 4, schemas, policies, bad values
+infra-check: $(STAMP) $(INFRA_VENV)/.installed ## Chart, kustomize, images, dashboard, alerts: Helm 3 and 4, schemas, policies, bad values
+	$(BIN)/python -m infra.observability --check
 	$(BIN)/python -m pytest -q -n 2 tests/infra
 
 infra-try: ## The router image's install steps in a clean venv: no torch, no Ray, and it starts
@@ -89,7 +90,8 @@ infra-run: $(STAMP) $(INFRA_VENV)/.installed ## The chart's CPU demo as processe
 	TORCH=$(shell grep ^torch== constraints-cpu.txt) infra/images/try.sh worker build/infra-run/worker
 	$(BIN)/python -m infra.checks.run_pods build/infra-run/router/shoal build/infra-run/worker/shoal
 
-infra-render: $(STAMP) $(INFRA_VENV)/.installed ## Renew infra/rendered, the kustomize bases, the schema of the values
+infra-render: $(STAMP) $(INFRA_VENV)/.installed ## Renew dashboard, alerts, infra/rendered, the kustomize bases, the schema of the values
+	$(BIN)/python -m infra.observability
 	$(BIN)/python -m infra.checks.values
 	$(BIN)/python -m infra.checks.render
 	$(BIN)/python -m infra.checks.page
