@@ -89,6 +89,17 @@ def test_selectors_find_their_pods_and_nothing_else(manifests: tuple[Object, ...
         assert len(found) == 1, f"{item['kind']} {item['metadata']['name']} selects {found}"
 
 
+def test_disruption_budgets_are_of_a_kind_that_counts(manifests: tuple[Object, ...]) -> None:
+    """Of a RayCluster's pods Kubernetes cannot tell how many there should be: it takes a whole minAvailable and nothing else."""
+    for item in of_kind(manifests, "PodDisruptionBudget"):
+        component = item["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"]
+        if component in ("prefill", "decode"):
+            (cluster,) = of_kind(manifests, "RayCluster")
+            (group,) = [group for group in cluster["spec"]["workerGroupSpecs"] if group["groupName"] == component]
+            assert "maxUnavailable" not in item["spec"] and type(item["spec"]["minAvailable"]) is int
+            assert 0 < item["spec"]["minAvailable"] < group["minReplicas"], "else a node could never be emptied"
+
+
 def test_named_ports_exist(manifests: tuple[Object, ...]) -> None:
     for item in manifests:
         if item["kind"] not in ("Service", "PodMonitor"):
