@@ -31,6 +31,7 @@ CASES = {  # values as `--set` takes them: words of the error
     "tls.mode=secrets,tls.door.secretName=d,tls.cluster.secretName=c,tls.door.dnsNames={a.b}": "leave them out",
     "tls.door.secretName=d": "tls.mode is certManager, which would not use it",
     "tls.mode=none,tls.cluster.secretName=c": "tls.mode is none, which would not use it",
+    "tls.certManager.doorIssuerRef.name=letsencrypt": "needs tls.mode certManager and tls.door.dnsNames",
     "tls.mode=none,tls.door.requireClientCert=true": "need TLS and tls.mode is none",
     "tls.mode=none,tokens.secretName=t": "whoever is on the way would read them",
     "model.source=embedded,model.name=": "model.source embedded needs model.name",

@@ -100,6 +100,15 @@ def test_disruption_budgets_are_of_a_kind_that_counts(manifests: tuple[Object, .
             assert 0 < item["spec"]["minAvailable"] < group["minReplicas"], "else a node could never be emptied"
 
 
+def test_clients_certificates_make_nobody_a_member(manifests: tuple[Object, ...]) -> None:
+    certificates = {item["metadata"]["name"].removeprefix("shoal-"): item["spec"] for item in of_kind(manifests, "Certificate")}
+    issuers = {name: spec["issuerRef"]["name"] for name, spec in certificates.items() if not spec.get("isCA")}
+    for name, issuer in issuers.items():
+        assert (issuer == "shoal-ca") is (name in ("cluster", "prometheus")), name
+    assert all(spec["dnsNames"] == ["shoal-cluster"] for name, spec in certificates.items() if name == "cluster")
+    assert not [name for name, spec in certificates.items() if name != "cluster" and "shoal-cluster" in spec.get("dnsNames", [])]
+
+
 def test_named_ports_exist(manifests: tuple[Object, ...]) -> None:
     for item in manifests:
         if item["kind"] not in ("Service", "PodMonitor"):

@@ -86,6 +86,11 @@ capabilities:
 {{- if eq .Values.tls.mode "secrets" }}{{ .Values.tls.door.secretName }}{{ else }}{{ include "shoal.fullname" . }}-door-tls{{ end -}}
 {{- end -}}
 
+{{/* A name that the doors' certificate has. */}}
+{{- define "shoal.doorName" -}}
+{{- if .Values.tls.certManager.doorIssuerRef }}{{ first .Values.tls.door.dnsNames }}{{ else }}{{ include "shoal.fullname" . }}-router.{{ .Release.Namespace }}.svc{{ end -}}
+{{- end -}}
+
 {{- define "shoal.rayTokenSecret" -}}
 {{- .Values.ray.authSecret | default (include "shoal.fullname" .) -}}
 {{- end -}}
@@ -208,7 +213,10 @@ readinessProbe:
 
 {{/* Flags and the rest of a container of `helm test`. */}}
 {{- define "shoal.testFlags" -}}
-{{- if include "shoal.hasTls" . }}
+{{- if .Values.tls.certManager.doorIssuerRef }}
+- --tls
+- --tls-name={{ first .Values.tls.door.dnsNames }}
+{{- else if include "shoal.hasTls" . }}
 - --tls-ca=/etc/shoal/door-tls/ca.crt
 {{- if .Values.tls.door.requireClientCert }}
 - --tls-cert=/etc/shoal/door-tls/tls.crt

@@ -81,6 +81,9 @@
 {{- else if or $v.tls.door.secretName $v.tls.cluster.secretName -}}
 {{- fail (printf "tls.door.secretName or tls.cluster.secretName is given and tls.mode is %s, which would not use it: set tls.mode to secrets, or leave them out" $v.tls.mode) -}}
 {{- end -}}
+{{- if and $v.tls.certManager.doorIssuerRef (or (ne $v.tls.mode "certManager") (not $v.tls.door.dnsNames)) -}}
+{{- fail "tls.certManager.doorIssuerRef needs tls.mode certManager and tls.door.dnsNames: such an issuer signs no names inside the cluster unless you list them" -}}
+{{- end -}}
 {{- if and (eq $v.tls.mode "none") (or $v.tls.door.requireClientCert $v.tls.door.dnsNames) -}}
 {{- fail "tls.door.requireClientCert and dnsNames need TLS and tls.mode is none: choose certManager or secrets, or leave them out" -}}
 {{- end -}}
