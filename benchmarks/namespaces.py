@@ -167,9 +167,12 @@ async def trial_run(net: Net, options: argparse.Namespace, log: Path) -> str:
 
 
 async def check_run(net: Net, options: argparse.Namespace, log: Path) -> str:
-    """One request across the nodes, as JSON: for a test."""
+    """One request across the nodes, prefilled in several chunks, as JSON: for a test."""
     texts = options.visibilities.split(",")
-    async with two_nodes(net, options.model, texts, log, dtype=options.dtype) as address, AsyncClient(address) as client:
+    async with (
+        two_nodes(net, options.model, texts, log, dtype=options.dtype, token_budget=16) as address,
+        AsyncClient(address) as client,
+    ):
         net.shape("prefill", 1e9)
         prompt = [7 + 3 * at % 90 for at in range(int(options.lengths))]
         done = (await ask(client, prompt, 8, Visibility.parse(texts[-1]))).completion
