@@ -10,7 +10,7 @@ from shoal.engine.dtypes import torch_dtype
 from shoal.errors import InvalidConfig
 from shoal.model_files import open_model
 from shoal.quality.data import read_records
-from shoal.quality.tune.checkpoint import STATE_FILE
+from shoal.quality.tune.checkpoint import STATE_FILE, Progress
 from shoal.quality.tune.data import held_out_windows, training_tokens
 from shoal.quality.tune.export import write_adapter
 from shoal.quality.tune.options import TuneOptions
@@ -55,7 +55,7 @@ def tune(
     restart: bool = False,
     told: Callable[[StepReport], None] = lambda _: None,
 ) -> TuneResult:
-    """Tune `model` on `data` (a .jsonl file or a shipped text's name) and write the adapter to `folder`.
+    """Tune `model` on `data` (a .jsonl file or a shipped text's name) and write the adapter to `folder`, with every checkpoint.
 
     Goes on from the folder's checkpoint when there is one. `told` is called by the first process alone. Raises InvalidConfig
     for what cannot work, InvalidRequest when training diverges.
@@ -76,27 +76,9 @@ def tune(
             (folder / STATE_FILE).unlink(missing_ok=True)
         peers.wait()
         trainer = Trainer(files, options, tokens, folder, held_out=held, device=place, peers=peers, pace=pace)
-        progress = trainer.run(told if peers.is_first else lambda _: None)
-        if peers.is_first:
-            write_adapter(
-                folder,
-                files,
-                trainer.lora.parameters,
-                rank=options.rank,
-                alpha=options.alpha,
-                layers=range(options.first_layer, files.config.shape.num_layers),
-                dtype=torch_dtype(options.dtype),
-                notes={
-                    "visibility": str(options.visibility.policy),
-                    "data": data,
-                    "held_out": held_out,
-                    "recipe": options.to_mapping(),
-                    "num_processes": peers.num_processes,
-                    "wall_s": round(progress.wall_s, 1),
-                    "cpu_s": round(progress.cpu_s, 1),
-                    "curve": progress.curve,
-                },
-            )
+        progress = trainer.run(
+            told if peers.is_first else lambda _: None, lambda progress: _write(trainer, progress, data, held_out)
+        )
         peers.wait()
     finally:
         peers.leave()
@@ -110,4 +92,30 @@ def tune(
         measured[0] if measured else None,
         measured[-1] if measured else None,
         progress.curve[0].get("full_depth_perplexity") if progress.curve else None,
+    )
+
+
+def _write(trainer: Trainer, progress: Progress, data: str, held_out: str | None) -> None:
+    """The adapter as it is now."""
+    options, files = trainer.options, trainer.files
+    write_adapter(
+        trainer.folder,
+        files,
+        trainer.lora.parameters,
+        rank=options.rank,
+        alpha=options.alpha,
+        layers=range(options.first_layer, files.config.shape.num_layers),
+        dtype=torch_dtype(options.dtype),
+        notes={
+            "visibility": str(options.visibility.policy),
+            "steps": [progress.step, trainer.num_steps],
+            "tokens": progress.num_tokens,
+            "data": Path(data).name,
+            "held_out": held_out and Path(held_out).name,
+            "recipe": options.to_mapping(),
+            "num_processes": trainer.num_processes,
+            "wall_s": round(progress.wall_s, 1),
+            "cpu_s": round(progress.cpu_s, 1),  # of the first process
+            "curve": progress.curve,
+        },
     )

@@ -93,8 +93,15 @@ class Trainer:
         if self._resumed is not None:
             self._restore(self._resumed[0])
 
-    def run(self, told: Told) -> Progress:
-        """Train to the end, saving on the way. Raises InvalidRequest when the loss is no number: the last checkpoint stays."""
+    @property
+    def num_processes(self) -> int:
+        return self._peers.num_processes
+
+    def run(self, told: Told, saved: Callable[[Progress], None] = lambda _: None) -> Progress:
+        """Train to the end, saving on the way; `saved` is called after each checkpoint, in the first process.
+
+        Raises InvalidRequest when the loss is no number: the last checkpoint stays.
+        """
         begun, cpu, saved_at, measured_at = time.monotonic(), time.process_time(), time.monotonic(), time.monotonic()
         wall_before, cpu_before, first = self.progress.wall_s, self.progress.cpu_s, self.progress.step
         if self.progress.step == 0:
@@ -107,17 +114,18 @@ class Trainer:
             if is_last or time.monotonic() - measured_at > self._pace.measure_s:
                 perplexity, measured_at = self._measure(), time.monotonic()
             if is_last or time.monotonic() - saved_at > self._pace.checkpoint_s:
-                self.save()
+                self.save(saved)
                 saved_at = time.monotonic()
             a_step = (time.monotonic() - begun) / (self.progress.step - first)
             rate = self.progress.num_tokens / self.progress.step / a_step
             told(StepReport(self.progress.step, self.num_steps, self.progress.num_tokens, self._loss or 0.0, rate, perplexity))
         return self.progress
 
-    def save(self) -> None:
+    def save(self, saved: Callable[[Progress], None]) -> None:
         """Write a checkpoint (the first process does)."""
         if self._peers.is_first:
             save_state(self.folder, self._state(), self.progress)
+            saved(self.progress)
         self._peers.wait()
 
     def perplexities(self, *, with_teacher: bool) -> tuple[float, float | None] | None:
