@@ -113,7 +113,7 @@ class Suite:
         tell("preparing baselines", 0, 5)
         few, dropped = without_least_influential(model, calibration, depth)
         subjects = [Subject(text, model, self.resolve(text)) for text in (f"pop:{depth}", f"speed:{depth}")]
-        subjects.append(Subject(f"ShortGPT: layers {_ranges(dropped)} dropped, both phases", few, full))
+        subjects.append(Subject(f"ShortGPT, both phases, without {_ranges(dropped)}", few, full))
         last = model.with_layers(range(depth))
         subjects.append(Subject(f"last {num_layers - depth} layers dropped, both phases", last, full))
         tell("preparing SliceGPT", 1, 5)

@@ -6,7 +6,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-_WIDTH: Final = 118
+_WIDTH: Final = 132
 
 
 def print_scores(task: str, data: str, scores: Sequence[Any]) -> None:
@@ -76,7 +76,7 @@ def print_harness(results: Sequence[Any]) -> None:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="", box=None, header_style="")
     for index, name in enumerate(columns):
-        table.add_column(name, justify="left" if index == 0 else "right")
+        table.add_column(name, justify="left" if index == 0 else "right", no_wrap=True)
     return table
 
 
