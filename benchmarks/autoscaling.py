@@ -80,9 +80,10 @@ class Lab:
     start_s: float
     most: int
     seed: int
+    backlog_s: float
 
     def policy(self, least: int = 1) -> AutoscalePolicy:
-        return AutoscalePolicy(least, self.most, drain_s=10, up_cooldown_s=15, down_cooldown_s=300, hysteresis=0.1)
+        return AutoscalePolicy(least, self.most, drain_s=self.backlog_s, up_cooldown_s=15, down_cooldown_s=300, hysteresis=0.1)
 
     def sizes_for(self, rate: float) -> tuple[int, int]:
         """What the need says of a steady rate: how the static clusters are sized."""
@@ -157,6 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tpot", type=float, default=0.1, help="target, s")
     parser.add_argument("--start", type=float, default=120.0, help="seconds until a new worker serves")
     parser.add_argument("--most", type=int, default=24, help="workers of a pool")
+    parser.add_argument("--backlog", type=float, default=10.0, help="seconds within which what waits should be worked off")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--way", action="append", choices=WAYS, help="only this one; may be given again")
     flags = parser.parse_args(arguments)
@@ -175,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     first, _, last = flags.hours.partition("-")
     hours = (float(first), float(last))
-    lab = Lab(cluster, lengths(flags.trace), flags.rate, hours, flags.start, flags.most, flags.seed)
+    lab = Lab(cluster, lengths(flags.trace), flags.rate, hours, flags.start, flags.most, flags.seed, flags.backlog)
     count = sum(1 for _ in day(flags.rate, lab.pairs, hours, flags.seed))
     print(f"{count:,} requests of {hours[1] - hours[0]:g} h, {len(lab.pairs):,} lengths; {flags.model} on {gpu.name}", flush=True)
     print(HEAD, flush=True)

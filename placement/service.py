@@ -65,5 +65,5 @@ class MeasuredService:
         assumed = y * _ROW_SHARE / (1 + _ROW_SHARE * x)
         doubt = (_DOUBT * x) ** 2
         slope = max(0.0, (covariance + doubt * assumed) / (variance + doubt)) if doubt else assumed
-        slope = min(slope, y / x if x else slope)  # nothing is faster with no rows at all than in no time
+        slope = min(slope, y / x if x else slope)  # a step of no rows takes no less than no time
         return y + slope * (num_rows - x)
