@@ -62,7 +62,7 @@ async def test_decode_grows_under_load_and_shrinks_by_a_drain_and_loses_nothing(
         await asyncio.to_thread(cluster.wait_for, lambda: states(cluster) == grown, PATIENCE_S)
     await asyncio.to_thread(cluster.wait_for, lambda: set(states(cluster)) == {"prefill-0", "decode-0"}, PATIENCE_S)
     words = cluster.log.read_text()
-    assert "decision=grow because=room" in words and "decision=shrink" in words and "decode-1 is gone" in words
+    assert "decision=grow" in words and "decision=shrink" in words and "decode-1 is gone" in words
     print(f"{len(seen.answers)} answers, {sum(bool(answer.num_retries) for _, answer in seen.answers)} of them handed over")
     status, output = await order(cluster, "autoscale", "--json")
     assert status == 0 and json.loads(output)["workers"] == 1, output
