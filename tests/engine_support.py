@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,7 +62,11 @@ def decoder(variant: str = "llama", dtype: DType = DType.FLOAT32, backend: str =
 def reference(variant: str = "llama") -> PreTrainedModel:
     """The same weights in transformers, eager attention."""
     folder = model_files(variant).path
-    folder = folder if folder.is_dir() else folder.parent
+    return transformers_model(folder if folder.is_dir() else folder.parent)
+
+
+def transformers_model(folder: Path) -> PreTrainedModel:
+    """A folder's weights in transformers, eager attention."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     return model.eval()
 
