@@ -82,16 +82,19 @@ def late_ships_less(shape: ModelShape, dtype: DType, prefill_layers: int) -> boo
 
 
 def decode_kv_layer_tokens(shape: ModelShape, visibility: Visibility, num_prompt_tokens: int, num_generated_tokens: int) -> int:
-    """(token, layer) pairs of KV on the decode side after g tokens, t = (N − P) + max(0, g − 1), no windows.
+    """(token, layer) pairs of KV on the decode side after g tokens, t = (N − P) + max(0, g − 1).
 
-    `speed`: P·K + α·(L−K) + t·L. `full`, `pop`: (P + t)·L. The last sampled token has no KV.
+    `speed`: P·K + α·(L−K) + t·L. `full`, `pop`: (P + t)·L. The last sampled token has no KV. A window layer holds what the next
+    query sees, min(P + t, w − 1) and the rest of a block; above K `speed` keeps its α + t tokens in window layers too.
     """
     split, num_layers = visibility.split(num_prompt_tokens), shape.num_layers
     num_prefill, depth = split.num_prefill_tokens, visibility.depth(num_layers)
     num_decode = num_decode_tokens(visibility, num_prompt_tokens, num_generated_tokens)
-    if visibility.kind is VisibilityKind.SPEED:
-        return num_prefill * depth + split.num_anchor_tokens * (num_layers - depth) + num_decode * num_layers
-    return (num_prefill + num_decode) * num_layers
+    is_speed = visibility.kind is VisibilityKind.SPEED
+    num_dense = num_layers - depth if is_speed else 0  # layers that hold anchors and decode tokens alone
+    num_seen = num_prefill + num_decode
+    below = sum(num_shipped_tokens(shape, layer, num_seen) for layer in range(num_layers - num_dense))
+    return below + (split.num_anchor_tokens + num_decode) * num_dense
 
 
 def shipped_kv_layers(shape: ModelShape, visibility: Visibility) -> range:
@@ -101,6 +104,6 @@ def shipped_kv_layers(shape: ModelShape, visibility: Visibility) -> range:
 
 
 def num_shipped_tokens(shape: ModelShape, layer: int, num_due: int) -> int:
-    """Tokens of one layer that cross: all T, or the last min(T, w−1) of a window layer."""
+    """Tokens of one layer that a later query sees, which cross and are held: all T, or of a window layer min(T, w−1)."""
     window = shape.window(layer)
     return num_due if window is None else min(num_due, window - 1)

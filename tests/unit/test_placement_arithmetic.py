@@ -176,11 +176,17 @@ def test_decode_kv_counts_the_slots_the_layout_fills(case: tuple[ModelShape, Vis
     shape, visibility, num_prompt, _ = case
     layout = KvLayout.of(shape.num_layers, visibility, num_prompt)
     num_tokens = num_prompt + max(0, generated - 1)
-    slots = {(layer, position) for layer in layout.lower_layers for position in range(num_tokens)}
+    is_dense = visibility.kind is VisibilityKind.SPEED
+
+    def seen(layer: int) -> range:  # by the next query; dense layers keep all they have
+        window = None if is_dense and layer in layout.upper_layers else shape.window(layer)
+        return range(0 if window is None else max(0, num_tokens - window + 1), num_tokens)
+
+    slots = {(layer, position) for layer in layout.lower_layers for position in seen(layer)}
     for layer in layout.upper_layers:
-        for position in range(num_tokens):
+        for position in seen(layer):
             hidden = layout.split.num_anchor_tokens <= position < layout.split.num_prefill_tokens
-            if not (hidden and visibility.kind is VisibilityKind.SPEED):
+            if not (hidden and is_dense):
                 slots.add((layer, layout.upper_slot(position)))
     assert arithmetic.decode_kv_layer_tokens(shape, visibility, num_prompt, generated) == len(slots)
 
