@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import InvalidConfig
-from shoal.model_files import FileFormat, RopeConfig, RopeKind, known_models, open_model, write_random_model
+from shoal.model_files import FileFormat, Part, RopeConfig, RopeKind, known_models, open_model, write_random_model
+from shoal.model_files.random_model import write_safetensors
 from shoal.types import DType
 
 DEFAULT = known_models()[0]
@@ -222,3 +223,38 @@ def test_contradictory_numbers_are_refused() -> None:
         replace(config, rope=RopeConfig(1e4, RopeKind.FACTORS, factors=(0.0,) * 32))
     with pytest.raises(InvalidConfig, match="must be finite"):
         replace(config, rms_eps=float("inf"))
+
+
+@pytest.mark.parametrize("is_published", [True, False])
+def test_of_a_model_that_sees_images_the_text_half_is_served(tmp_path: Path, is_published: bool) -> None:
+    """Gemma 3 from 4B on: as Google publishes it, and as transformers 5 writes it. The weights are transformers' own."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    text = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 7, "sliding_window": 6, "vocab_size": 300,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    }  # fmt: skip
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 28}
+    config = Gemma3Config(text_config=text, vision_config=vision, image_token_index=299, mm_tokens_per_image=1)
+    whole = Gemma3ForConditionalGeneration(config)
+    whole.save_pretrained(tmp_path)
+    if is_published:  # text_config with little in it, and the older names
+        saved = json.loads((tmp_path / "config.json").read_text())
+        edit_config(tmp_path, text_config=text, eos_token_id=saved.get("eos_token_id", 1))
+        state = {
+            name.replace("model.language_model.", "language_model.model."): value for name, value in whole.state_dict().items()
+        }
+        state.pop("lm_head.weight", None)
+        shapes = {name: tuple(value.shape) for name, value in state.items()}
+        write_safetensors(
+            tmp_path / "model.safetensors", shapes, (value.float().numpy() for value in state.values()), DType.FLOAT32
+        )
+    model = open_model(str(tmp_path))
+    assert (model.config.architecture, model.config.tied_embeddings) == ("gemma3_text", True)
+    assert model.config.shape.windows == (6, 6, 6, 6, 6, None, 6)
+    assert (
+        str(model.config.rope) == "linear theta=1000000.0 factor=8.0" and str(model.config.local_rope) == "default theta=10000.0"
+    )
+    assert not [name for name in model.tensors if "vision" in name or "projector" in name]
+    assert model.tensor(Part.EMBEDDING).shape == (300, 32)

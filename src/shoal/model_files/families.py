@@ -48,6 +48,7 @@ class Family:
     local_theta: float | None = None  # window layers turn by this rotary base of their own
     theta: float = 10_000.0  # where the file does not say
     is_tied: bool = False  # where the file does not say
+    hf_defaults: Mapping[str, object] = field(default_factory=dict)  # fields that config.json may leave out
     hf_names: Mapping[Part, str] = field(default_factory=dict)  # of tensors, where they differ from Llama's
 
 
@@ -102,6 +103,13 @@ FAMILIES: dict[str, Family] = {  # by config.json's model_type
         window_pattern=6,
         local_theta=10_000.0,
         theta=1_000_000.0,
+        hf_defaults={
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "vocab_size": 262_208,
+            "max_position_embeddings": 131_072,
+        },
         is_tied=True,
         hf_names=_GEMMA_NORMS,
     ),

@@ -10,7 +10,7 @@ from shoal.errors import InvalidConfig
 from shoal.model_files.config import MAX_LAYERS, DecoderConfig, window_pattern
 from shoal.model_files.families import Activation, Family, Windows, family_of
 from shoal.model_files.hf_rope import read_ropes
-from shoal.model_files.json_fields import Json, flag, ids, integer, number
+from shoal.model_files.json_fields import Json, flag, ids, integer, number, object_of
 from shoal.model_files.safetensors_files import read_json
 from shoal.types import ModelShape
 
@@ -33,7 +33,9 @@ def read_hf_config(folder: Path) -> DecoderConfig:
 
 
 def _decoder_config(config: Json, generation: Json) -> DecoderConfig:
+    config = text_part(config)
     architecture, family = family_of(config.get("model_type"))
+    config = {**family.hf_defaults, **config}
     _refuse(architecture, family, config)
     hidden_size, num_heads = integer(config, "hidden_size"), integer(config, "num_attention_heads")
     num_layers, max_context = integer(config, "num_hidden_layers"), integer(config, "max_position_embeddings")
@@ -72,6 +74,14 @@ def _decoder_config(config: Json, generation: Json) -> DecoderConfig:
         attention_softcap=caps[0],
         logit_softcap=caps[1],
     )
+
+
+def text_part(config: Json) -> Json:
+    """The decoder's fields of a model that sees images too (Gemma 3 from 4B on): of such a model the text half is served."""
+    if config.get("model_type") != "gemma3":
+        return config
+    outer = {name: config[name] for name in ("eos_token_id", "bos_token_id", "quantization_config") if name in config}
+    return {**outer, **object_of(config, "text_config"), "model_type": "gemma3_text"}
 
 
 def _refuse(architecture: str, family: Family, config: Json) -> None:

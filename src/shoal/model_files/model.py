@@ -1,6 +1,7 @@
 """Opens a model: finds its files, reads what they say and refuses what cannot work, before any weight is loaded."""
 
 import hashlib
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from shoal.model_files.parts import Part
 from shoal.model_files.safetensors_files import read_tensor_table
 from shoal.model_files.tensors import FileFormat, TensorInfo, check_tensors, tensor_name
 
+_log = logging.getLogger(__name__)
 _SAMPLE_BYTES = 64
 
 
@@ -91,10 +93,26 @@ def _open_folder(folder: Path) -> ModelFiles:
     if not (folder / "config.json").is_file():
         raise InvalidConfig(f"{folder} has no config.json; give a Hugging Face model folder or a .gguf file")
     config = read_hf_config(folder)
-    tensors = read_tensor_table(folder)
+    tensors = _text_tensors(read_tensor_table(folder))
     check_tensors(str(folder), FileFormat.HF, config, tensors)
     name = folder.resolve().name
     return ModelFiles(name, folder, FileFormat.HF, config, _license(folder), _revision(config, tensors), tensors)
+
+
+def _text_tensors(tensors: Mapping[str, TensorInfo]) -> Mapping[str, TensorInfo]:
+    """The decoder's tensors under its own names, where a model holds a vision tower beside it (Gemma 3 from 4B on)."""
+    prefixes = {"language_model.": "", "model.language_model.": "model."}  # as published; as transformers 5 writes it
+    if not any(name.startswith(tuple(prefixes)) for name in tensors):
+        return tensors
+    found: dict[str, TensorInfo] = {}
+    for name, info in tensors.items():
+        for prefix, own in prefixes.items():
+            if name.startswith(prefix):
+                found[own + name.removeprefix(prefix)] = info
+    if (head := tensors.get("lm_head.weight")) is not None:
+        found["lm_head.weight"] = head
+    _log.info("%d tensors beside the decoder are left out: images are not served", len(tensors) - len(found))
+    return found
 
 
 def _license(folder: Path) -> str:
