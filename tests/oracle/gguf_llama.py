@@ -6,7 +6,7 @@ import gguf
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-_NAMES = {
+NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -47,7 +47,7 @@ def load_gguf_llama(path: Path) -> LlamaForCausalLM:
         if part in ("attn_q", "attn_k"):  # llama.cpp interleaves the halves of each head
             pairs = weight.view(heads if part == "attn_q" else kv_heads, -1, 2, weight.shape[1])
             weight = pairs.transpose(1, 2).reshape(weight.shape)
-        state[f"model.layers.{layer}.{_NAMES[part]}.weight"] = weight
+        state[f"model.layers.{layer}.{NAMES[part]}.weight"] = weight
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
     model.load_state_dict(state, assign=True, strict=True)
