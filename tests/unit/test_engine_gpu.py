@@ -7,11 +7,13 @@ and steps are run unrecorded.
 import pytest
 import torch
 
+from shoal.errors import InvalidConfig
 from tests import engine_support as support
 
 pytest.importorskip("triton", reason="Triton is not installed (pip install triton)")
 
-CASES = [(variant, "speed:2:anchors=2:boundary=2") for variant in support.VARIANTS]
+CAPPED = "gemma2-caps-window"  # scores with a soft cap, which these kernels do not have
+CASES = [(variant, "speed:2:anchors=2:boundary=2") for variant in support.VARIANTS if variant != CAPPED]
 CASES += [("qwen2-bias-mixed-windows", text) for text in ("full", "speed:3:anchors=0", "pop:2", "pop:2:late:boundary=3")]
 LENGTHS = (1, 4, 11)
 
@@ -26,6 +28,11 @@ def test_equals_torch(variant: str, visibility: str) -> None:
     )
     for result, reference in zip(own, expected, strict=True):
         support.assert_close(result, reference)
+
+
+def test_a_soft_cap_is_torchs_and_says_so() -> None:
+    with pytest.raises(InvalidConfig, match="the Triton kernels have no soft cap"):
+        support.decoder(CAPPED, backend="triton")
 
 
 def test_a_sink_runs_stage_by_stage() -> None:
