@@ -46,7 +46,7 @@ def load_questions(source: str, limit: int | None = None) -> list[Question]:
 
 def prompt(question: Question, everyone: Sequence[Question], num_shots: int) -> str:
     """The question after `num_shots` answered ones of its group (as many as there are)."""
-    shots = [other for other in everyone if other.group == question.group and other is not question][:num_shots]
+    shots = [other for other in everyone if other.group == question.group and other != question][:num_shots]
     before = [f"Question: {shot.text}\nAnswer: {shot.choices[shot.answer]}" for shot in shots]
     return "\n\n".join([*before, f"Question: {question.text}\nAnswer:"])
 

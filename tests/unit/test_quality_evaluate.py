@@ -132,6 +132,7 @@ def test_choices_are_scored_by_length_after_examples_of_their_group(tmp_path: Pa
     asked = load_questions(str(path))
     assert [question.text for question in asked] == ["Q0?", "Q3?", "Q1?", "Q4?", "Q2?"], "groups in turn"
     assert prompt(asked[0], asked, 1) == "Question: Q1?\nAnswer: yes indeed\n\nQuestion: Q0?\nAnswer:"
+    assert asked[0].text not in prompt(asked[0], load_questions(str(path)), 4).split("\n\n")[0], "never its own example"
     assert is_right(asked[0], [1.0, 6.0]) and not is_right(asked[0], [1.0, 4.0]), "by characters: 2 and 10"
     flags = "--tasks choices -v speed:2 --examples 1 --prompt-tokens 8 --threads 1 --shots 1 --questions"
     done = CliRunner().invoke(cli, ["eval", str(support.model_files().path), *flags.split(), str(path)])
