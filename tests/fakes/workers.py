@@ -57,6 +57,7 @@ class FakeWorker:
         self.seen: list[Any] = []
         self.running = 0
         self.error: ShoalError | None = None  # raised before any work
+        self.background_error: ShoalError | None = None  # before that of replays
         self.hang = False
         self.outstanding = 0
         self.report: dict[str, Any] = {}  # more of its load report
@@ -111,8 +112,8 @@ class FakeDecodeWorker(FakeWorker, worker_pb2_grpc.DecodeWorkerServicer):
         self.seen.append(request)
         self.running += 1
         try:
-            if self.error is not None:
-                raise self.error
+            if (error := self.background_error if request.background else self.error) is not None:
+                raise error
             async for event in self._events(request):
                 yield event
         finally:

@@ -159,11 +159,11 @@ async def test_a_replay_gives_way_when_others_wait(cluster: Cluster) -> None:
 async def test_a_failed_replay_is_counted_and_not_tried_again(cluster: Cluster) -> None:
     before, decode = outcomes(), cluster.decode[0]
     retries = instruments.RETRIES.labels("unavailable")._value.get()
+    decode.background_error = Unavailable("lost")
     await cluster.complete(request(max_tokens=2, visibility=POLICY))
-    decode.error = Unavailable("lost")
     await told("failed", before)
-    assert len(decode.seen) <= 2 and instruments.RETRIES.labels("unavailable")._value.get() == retries
-    decode.error, before = None, outcomes()
+    assert len(decode.seen) == 2 and instruments.RETRIES.labels("unavailable")._value.get() == retries
+    decode.background_error, before = None, outcomes()
     await cluster.complete(request(max_tokens=2, visibility=POLICY))  # and the work goes on
     await told("measured", before)
 
