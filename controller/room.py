@@ -33,6 +33,9 @@ def check_size(config: ServeConfig, pool: Pool, size: int) -> None:
         raise InvalidConfig(f"the {pool} pool needs at least 1 worker: without it no request can be served")
     if size > _MAX_WORKERS:
         raise InvalidConfig(f"{size} {pool} workers are more than a pool may have ({_MAX_WORKERS})")
+    bounds = config.autoscale_bounds(pool)
+    if bounds is not None and not config.autoscale_dry_run and not bounds.min_workers <= size <= bounds.max_workers:
+        raise InvalidConfig(f"the {pool} pool scales itself between {bounds} workers; {size} would not last: change those bounds")
     config.metrics_address(f"{pool}-{max(0, size - 1)}")
 
 

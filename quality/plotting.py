@@ -13,7 +13,7 @@ def check(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError as missing:
-        raise InvalidConfig("plots need matplotlib; run: pip install 'shoal[quality]', or leave the plot out") from missing
+        raise InvalidConfig("plots need matplotlib; run: pip install -e '.[quality]', or leave the plot out") from missing
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise InvalidConfig(f"a plot is written as .png, .svg or .pdf, not {path.name!r}")
 

@@ -62,7 +62,7 @@ def _mmlu_dev() -> list[Question]:
     path = Path(spec.origin).parent / _FILE if spec is not None and spec.origin is not None else None
     if path is None or not path.is_file():
         raise InvalidConfig(
-            f"{MMLU_DEV} is read from lm-eval's package, which is not installed; run: pip install 'shoal[eval]', or give a "
+            f"{MMLU_DEV} is read from lm-eval's package, which is not installed; run: pip install -e '.[eval]', or give a "
             f".jsonl file of lines {_FORM} by --questions"
         )
     found = []

@@ -37,7 +37,7 @@ def run_tasks(
         import_module("shoal.client.lm_eval_model")
         evaluator, tasks = import_module("lm_eval.evaluator"), import_module("lm_eval.tasks")
     except ModuleNotFoundError as missing:
-        raise InvalidConfig(f"{missing.name} is not installed; run: pip install 'shoal[eval]'") from missing
+        raise InvalidConfig(f"{missing.name} is not installed; run: pip install -e '.[eval]'") from missing
     manager = tasks.TaskManager(include_path=include)
     if unknown := [name for name in names if name not in manager.all_tasks]:
         raise InvalidConfig(f"lm-eval knows no task {unknown[0]!r}; its names are listed by: lm-eval ls tasks")

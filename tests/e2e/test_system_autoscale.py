@@ -77,7 +77,10 @@ async def test_bad_bounds_are_refused_before_anything_starts(tmp_path: Path) -> 
         (["--autoscale-decode", "4-1"], "1 ≤ MIN ≤ MAX, not 4 and 1"),
         (["--autoscale-decode", "1"], "should be MIN-MAX workers, as in 1-4"),
         (["--autoscale-dry-run"], "no pool scales"),
-        (["--autoscale-nodes", "kuberay", "--autoscale-decode", "1-2"], "needs autoscale.raycluster"),
+        (
+            ["--autoscale-nodes", "kuberay", "--autoscale-decode", "1-2"],
+            "needs the RayCluster's name: raycluster in the mapping autoscale",
+        ),
         (["--autoscale-nodes", "ray", "--autoscale-decode", "1-2"], "needs --ray-address and --pool-labels"),
     ):
         result = CliRunner().invoke(cli, ["serve", *flags])

@@ -93,4 +93,4 @@ def test_an_endpoint_without_the_package_is_told(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     with caplog.at_level(logging.WARNING):
         tracing.configure_tracing("router")
-    assert "pip install 'shoal[trace]'" in caplog.text and tracing.trace_metadata() == ()
+    assert "pip install -e '.[trace]'" in caplog.text and tracing.trace_metadata() == ()

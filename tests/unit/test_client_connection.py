@@ -247,4 +247,4 @@ def test_the_evaluation_command_without_lm_eval_says_what_to_install(tmp_path: P
     command = [sys.executable, "-m", "shoal.client.lm_eval_model", "--help"]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert ended.returncode == 1
-    assert ended.stderr.strip() == "lm-eval is not installed (lm_eval is missing): pip install 'shoal[eval]'"
+    assert ended.stderr.strip() == "lm-eval is not installed (lm_eval is missing): pip install -e '.[eval]'"

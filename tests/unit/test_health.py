@@ -37,6 +37,8 @@ async def test_health_alone_has_a_port_without_tls_and_follows(tmp_path: Path) -
         assert await ask("-a", probes, "--service", "shoal.live") == (0, "SERVING")
         await server.set_serving(True)
         assert await ask("-a", probes) == (0, "SERVING")
+        code, words = await ask("-a", probes, "--service", "shoal.lives")
+        assert code != 0 and "knows no service 'shoal.lives'; shoal.live is known at its --health-listen" in words
         async with open_channel(probes) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await shoal_pb2_grpc.ShoalStub(channel).Abort(shoal_pb2.AbortRequest())

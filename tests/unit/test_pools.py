@@ -168,6 +168,11 @@ def test_sizes_that_cannot_be_are_refused_with_words() -> None:
     for size, words in ((0, "needs at least 1 worker"), (5000, "more than a pool may have"), (4, "no port for the metrics")):
         with pytest.raises(InvalidConfig, match=words):
             check_size(config, Pool.DECODE, size)
+    scales = ServeConfig(autoscale_decode="1-2")
+    check_size(scales, Pool.DECODE, 2)
+    with pytest.raises(InvalidConfig, match="scales itself between 1-2 workers; 3 would not last"):
+        check_size(scales, Pool.DECODE, 3)
+    check_size(ServeConfig(autoscale_decode="1-2", autoscale_dry_run=True), Pool.DECODE, 3)
 
 
 def test_room_is_memory_here_and_places_in_a_joined_ray() -> None:

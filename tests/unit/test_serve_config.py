@@ -99,6 +99,8 @@ def test_a_configuration_crosses_as_json() -> None:
         ({"visibilities": "full,speed:2,speed:02"}, "'speed:2' is named twice"),
         ({"visibilities": "deep"}, "unknown visibility 'deep'"),
         ({"visibilities": "speed:2:boundary=3"}, "must not fix a boundary"),
+        ({"pool_labels": True}, "pool_labels needs ray_address"),
+        ({"prefill_workers": 3, "autoscale_prefill": "1-2"}, "prefill_workers 3 lies above autoscale_prefill 1-2"),
         ({"visibilities": ["full", 3]}, "list of texts"),
         ({"keep_workers": True}, "keep_workers needs ray_address"),
         ({"hang_timeout_s": float("nan")}, "hang_timeout_s"),

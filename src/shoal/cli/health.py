@@ -6,7 +6,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shoal.cli.failure import told_in_one_line
 from shoal.cli.server_options import Server, server_options
-from shoal.errors import Unavailable
+from shoal.errors import NotFound, Unavailable
 
 
 @click.command()
@@ -25,6 +25,10 @@ def health(server: Server, service: str, tls_name: str, timeout_s: float) -> Non
                 health_pb2.HealthCheckRequest(service=service), timeout=timeout_s, wait_for_ready=False
             )
         except grpc.RpcError as error:
+            if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.NOT_FOUND:
+                raise NotFound(
+                    f"{server.address} knows no service {service!r}; shoal.live is known at its --health-listen"
+                ) from None
             raise Unavailable(f"{server.address} does not answer: {_words(error)}") from None
         status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
         if answer.status != health_pb2.HealthCheckResponse.SERVING:

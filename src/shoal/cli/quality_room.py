@@ -13,4 +13,4 @@ def quality_module(name: str) -> ModuleType:
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] == "shoal":
             raise
-        raise InvalidConfig(f"{missing.name} is not installed; run: pip install 'shoal[serve]'") from missing
+        raise InvalidConfig(f"{missing.name} is not installed; run: pip install -e '.[serve]'") from missing

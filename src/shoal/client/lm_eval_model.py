@@ -19,7 +19,7 @@ try:
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
     from tqdm import tqdm
 except ModuleNotFoundError as missing:
-    words = f"lm-eval is not installed ({missing.name} is missing): pip install 'shoal[eval]'"
+    words = f"lm-eval is not installed ({missing.name} is missing): pip install -e '.[eval]'"
     if __name__ == "__main__":
         sys.exit(words)
     raise ModuleNotFoundError(words, name=missing.name) from None

@@ -88,7 +88,9 @@ class AutoscaleConfig:
         if nodes not in NODES:
             raise InvalidConfig(f"autoscale_nodes {nodes!r} is unknown; choose one of {', '.join(NODES)}")
         if nodes == "kuberay" and not self.raycluster:
-            raise InvalidConfig("autoscale_nodes kuberay needs autoscale.raycluster, the RayCluster's name")
+            raise InvalidConfig(
+                "autoscale_nodes kuberay needs the RayCluster's name: raycluster in the mapping autoscale of the --config file"
+            )
         given = [name for name in ("raycluster", *_WITHOUT_CLUSTER) if getattr(self, name)]
         if nodes != "kuberay" and given:
             raise InvalidConfig(f"autoscale.{given[0]} has no effect with autoscale_nodes {nodes}; use kuberay, or leave it out")

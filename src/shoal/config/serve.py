@@ -122,6 +122,8 @@ class ServeConfig:
             raise InvalidConfig("visibilities must name at least one visibility, as in full,speed:22,pop:20")
         self._check_metrics_ports()
         self._check_worker_ports()
+        if self.pool_labels and not self.ray_address:
+            raise InvalidConfig("pool_labels needs ray_address: the node of a local Ray has no labels")
         if self.keep_workers and not self.ray_address:
             raise InvalidConfig("keep_workers needs ray_address: workers of a local Ray end with it")
         for pool in Pool:
@@ -181,6 +183,9 @@ class ServeConfig:
             raise InvalidConfig(f"{name} has no effect: no pool scales; give autoscale_prefill or autoscale_decode, as in 1-4")
         if self.colocated and bounds[Pool.PREFILL]:
             raise InvalidConfig("colocated and autoscale_prefill contradict each other: there is no prefill pool; leave one out")
+        for pool, bound in bounds.items():
+            if bound is not None and self.num_workers(pool) > bound.max_workers:
+                raise InvalidConfig(f"{pool}_workers {self.num_workers(pool)} lies above autoscale_{pool} {bound}; change one")
         if self.autoscale_nodes != "fixed" and not (self.ray_address and self.pool_labels):
             words = "needs ray_address and pool_labels: it brings nodes to that Ray"
             raise InvalidConfig(f"autoscale_nodes {self.autoscale_nodes} {words}")

@@ -29,7 +29,7 @@ def machines_of(config: ServeConfig) -> Machines:
     if config.autoscale_nodes != "kuberay":
         return FixedMachines()
     if find_spec("httpx2") is None:
-        raise InvalidConfig("autoscale_nodes kuberay needs httpx2; run `pip install 'shoal[kubernetes]'`")
+        raise InvalidConfig("autoscale_nodes kuberay needs httpx2; run `pip install -e '.[kubernetes]'`")
     settings = config.autoscale
     machines = KubeRayMachines(KubernetesApi(Access.of(settings), settings.kubernetes_timeout_s), settings)
     bounds = {pool: own for pool in Pool if (own := config.autoscale_bounds(pool)) is not None}

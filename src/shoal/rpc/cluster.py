@@ -93,7 +93,9 @@ class _MembersOnly(Guard):
         given = brought[0] if len(brought) == 1 else ""
         if hmac.compare_digest(given.encode() if isinstance(given, str) else given, self._secret):
             return handler
-        return refuse(handler, "this port is for members of the cluster: the call brings no valid cluster secret")
+        return refuse(
+            handler, "this port is for members of the cluster: the call brings no valid cluster secret (--cluster-secret-file)"
+        )
 
 
 def refuse(handler: Any, words: str) -> Any:

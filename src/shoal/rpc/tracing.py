@@ -31,7 +31,7 @@ def configure_tracing(process: str) -> None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError as error:
-        _log.warning("%s asks for traces, but %s is not installed: pip install 'shoal[trace]'", _ENDPOINTS[0], error.name)
+        _log.warning("%s asks for traces, but %s is not installed: pip install -e '.[trace]'", _ENDPOINTS[0], error.name)
         return
     provider = TracerProvider(resource=Resource.create({"service.name": "shoal", "service.instance.id": process}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
