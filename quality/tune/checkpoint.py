@@ -60,6 +60,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, beside, dict(metadata))
         with beside.open("rb") as file:
             os.fsync(file.fileno())
+        beside.chmod(0o644)  # the library makes it readable by its owner alone, and workers may be somebody else
         os.replace(beside, path)
     except (OSError, SafetensorError) as error:
         raise InvalidConfig(f"cannot write {path}: {error}; free some space or give another --output") from error
