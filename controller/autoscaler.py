@@ -88,7 +88,11 @@ class Autoscaler:
         loop = asyncio.get_running_loop()
         while True:
             began_at = loop.time()
-            await self.look()
+            [failure] = await asyncio.gather(self.look(), return_exceptions=True)
+            if failure is not None:  # a bug; it must not end scaling
+                for pool in self._scaled:
+                    _FAILURES.labels(pool, "internal").inc()
+                _log.error("a look of autoscaling failed, the next one is tried", exc_info=failure)
             await asyncio.sleep(max(0.0, self._settings.interval_s - (loop.time() - began_at)))
 
     async def look(self) -> None:

@@ -5,7 +5,8 @@ or somebody else's change mends itself at the next look.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from shoal.config.autoscale import AutoscaleConfig, Bounds
@@ -40,6 +41,10 @@ class KubeRayMachines:
 
         Raises NotFound, InvalidConfig, Unauthenticated, Unavailable, with what to change.
         """
+        with _as_expected(self._where):
+            await self._check(bounds)
+
+    async def _check(self, bounds: Mapping[Pool, Bounds]) -> None:
         cluster = await self._read()
         if cluster["spec"].get("enableInTreeAutoscaling"):
             raise InvalidConfig(
@@ -65,6 +70,10 @@ class KubeRayMachines:
         return self._most.get(pool)
 
     async def settle(self, held: Mapping[Pool, Held]) -> None:
+        with _as_expected(self._where):
+            await self._settle(held)
+
+    async def _settle(self, held: Mapping[Pool, Held]) -> None:
         for _ in range(_TRIES):
             cluster, pods = await self._read(), await self._pods()
             changed: dict[str, WorkerGroup] = {}
@@ -119,3 +128,12 @@ class KubeRayMachines:
         version = cluster["metadata"].get("resourceVersion")
         body = {"metadata": {"resourceVersion": version}, "spec": {"workerGroupSpecs": groups}}
         await self._api.merge_patch(self._cluster_path, body, dry_run=dry_run)
+
+
+@contextmanager
+def _as_expected(where: str) -> Iterator[None]:
+    """Answers of another shape than the API's own are Unavailable, and asked for again."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise Unavailable(f"what the Kubernetes API says of {where} cannot be read ({type(error).__name__}: {error})") from error

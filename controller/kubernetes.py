@@ -100,21 +100,28 @@ class KubernetesApi:
     ) -> "dict[str, Any] | _Again":
         import httpx2  # here: part of the `kubernetes` extra
 
-        headers = {"Accept": "application/json"}
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity"}  # packed, a short answer may be huge
         if self.access.token_file is not None:
             headers["Authorization"] = f"Bearer {_text(self.access.token_file)}"
         if body is not None:
             headers["Content-Type"] = "application/merge-patch+json"
         try:
             context = ssl.create_default_context(cafile=self.access.ca_file) if self.access.url.startswith("https:") else True
-            async with httpx2.AsyncClient(verify=context, timeout=timeout_s, trust_env=False) as client:
-                url = self.access.url + path
-                answer = await client.request(verb, url, params=dict(query), headers=headers, json=body)
+            async with (
+                asyncio.timeout(timeout_s),  # the client's own bounds each read, not the whole
+                httpx2.AsyncClient(verify=context, timeout=timeout_s, trust_env=False) as client,
+                client.stream(verb, self.access.url + path, params=dict(query), headers=headers, json=body) as answer,
+            ):
+                content = bytearray()
+                async for piece in answer.aiter_raw():
+                    content += piece
+                    if len(content) > _MAX_BYTES:
+                        raise Unavailable(f"the Kubernetes API answers {verb} {path} with more than {_MAX_BYTES >> 20} MiB")
         except (httpx2.HTTPError, OSError) as error:
             _REQUESTS.labels(verb, "none").inc()
             return _Again(f"{type(error).__name__}: {error}".rstrip(": "))
         _REQUESTS.labels(verb, str(answer.status_code)).inc()
-        text = answer.text if len(answer.content) <= _MAX_BYTES else ""
+        text = content.decode(errors="replace")
         found = _json(text)
         words = str(found.get("message") or text[:200] or "no words")
         if answer.is_success:
@@ -155,7 +162,7 @@ def _error(status: int, verb: str, path: str, words: str) -> ShoalError:
 def _json(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -11,6 +11,7 @@ from shoal.engine.kernels import memory
 from shoal.engine.weights.held import HeldLayers
 from shoal.engine.weights.layers import KvWeights, LayerWeights, ModelWeights
 from shoal.engine.weights.read import TensorReader, open_reader
+from shoal.errors import InvalidConfig
 from shoal.model_files import FAMILIES, NORMS, FileFormat, ModelFiles, Part, TensorInfo
 from shoal.types import DType
 
@@ -174,7 +175,7 @@ class _Loader:
         """A weight, with what the adapter adds to it. The sum is made in float32 and rounded once."""
         adapter = self._model.adapter
         added = None if adapter is None or layer is None else adapter.low_rank.get((part, layer))
-        if added is None:
+        if adapter is None or added is None:
             offset = self._norm_offset if part in NORMS else 0.0
             self._reader.read_into(info, out, pairs_of=pairs_of, offset=offset)
             return
@@ -183,3 +184,8 @@ class _Loader:
         for tensor, matrix in ((added.a, a), (added.b, b)):
             self._reader.read_into(tensor, matrix)
         out.copy_(whole.addmm_(b, a, alpha=added.scale))
+        if not torch.isfinite(out).all():
+            raise InvalidConfig(
+                f"adapter {adapter.path} makes {part} of layer {layer} hold numbers that are not finite in {self._dtype}: its "
+                f"weights are damaged, or its lora_alpha is too large"
+            )

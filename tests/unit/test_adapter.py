@@ -160,6 +160,22 @@ def _with_more(folder: Path) -> None:
     save_file(tensors | {"base_model.model.lm_head.lora_A.weight": torch.zeros(4, 64)}, folder / ADAPTER_WEIGHTS)
 
 
+def _with_a_name_in_full_width(folder: Path) -> None:
+    tensors = load_file(folder / ADAPTER_WEIGHTS)
+    name = next(iter(tensors))
+    save_file(
+        {name.replace("layers.0.", "layers.\uff10.").replace("layers.1.", "layers.01."): tensors[name]}, folder / ADAPTER_WEIGHTS
+    )
+
+
+def test_weights_that_are_no_numbers_are_refused_before_they_serve(adapter: Path) -> None:
+    tensors = load_file(adapter / ADAPTER_WEIGHTS)
+    save_file({name: torch.full_like(tensor, float("nan")) for name, tensor in tensors.items()}, adapter / ADAPTER_WEIGHTS)
+    model = open_model(model_path(), str(adapter))
+    with pytest.raises(InvalidConfig, match="hold numbers that are not finite"):
+        Decoder.load(model, dtype=DType.FLOAT32, held=HeldLayers.everything(model.config.shape.num_layers), backend="torch")
+
+
 def _cut(folder: Path) -> None:
     path = folder / ADAPTER_WEIGHTS
     path.write_bytes(path.read_bytes()[:-100])
@@ -171,6 +187,10 @@ def _cut(folder: Path) -> None:
         (lambda folder: edit(folder / ADAPTER_CONFIG, use_dora=True), "use_dora is True; only plain LoRA is supported"),
         (lambda folder: edit(folder / ADAPTER_CONFIG, peft_type="IA3"), "type 'IA3'; supported: LORA"),
         (lambda folder: edit(folder / ADAPTER_CONFIG, lora_alpha="two"), "lora_alpha is 'two'; it must be a number"),
+        (lambda folder: edit(folder / ADAPTER_CONFIG, lora_alpha=10**400), "it must be a number of at most 1e"),
+        (lambda folder: edit(folder / ADAPTER_CONFIG, lora_alpha=float("nan")), "lora_alpha is 'nan'"),
+        (lambda folder: edit(folder / ADAPTER_CONFIG, use_rslora="false"), "use_rslora is 'false'; it must be true or false"),
+        (_with_a_name_in_full_width, "has no place"),
         (lambda folder: edit(folder / ADAPTER_NOTES, visibility="speed:9"), "prefill depth 9 exceeds"),
         (lambda folder: (folder / ADAPTER_CONFIG).write_text("{"), "is not valid JSON"),
         (lambda folder: (folder / ADAPTER_CONFIG).unlink(), "cannot read"),

@@ -1,5 +1,6 @@
 import asyncio
 import io
+import time
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -84,6 +85,12 @@ async def test_silence_and_a_long_not_serving_are_noticed() -> None:
         await server.set_serving(True)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(wait_until_ill(address, 0.2), 0.6)
+        watch = asyncio.create_task(wait_until_ill(address, 0.4))
+        await asyncio.sleep(0.15)
+        time.sleep(1.0)  # noqa: ASYNC251  # this process stands still, as one that was stopped: no worker's fault
+        await asyncio.sleep(0.3)
+        assert not watch.done()
+        watch.cancel()
         # a listener that accepts and never speaks, as a stopped process does
         mute = await asyncio.start_server(lambda _reader, _writer: asyncio.sleep(60), "127.0.0.1", 0)
         async with mute:

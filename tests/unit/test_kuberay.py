@@ -1,5 +1,7 @@
 """A RayCluster's worker groups follow the pools, against a stateful API server and an operator that does as KubeRay does."""
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -202,3 +204,52 @@ def test_a_group_settles() -> None:
     assert settled(group(3), pods("a", "b", "c"), at("a", unplaced=1)) == group(3)  # it may come to b or c
     assert settled(group(2, "gone", "b"), pods("a", "b", "c"), at("a", "c")) == group(2, "b")
     assert settled(group(3), pods("a"), at("a")) == group(3)  # two are still to be made: named when they are
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"items": [None]},
+        {"items": 3},
+        {"items": [{"metadata": 3}]},
+        {"metadata": {}, "spec": {"workerGroupSpecs": [3]}},
+        {"metadata": {}, "spec": {"workerGroupSpecs": [{"groupName": "prefill", "replicas": "many"}]}},
+        {"metadata": {}, "spec": {"workerGroupSpecs": [{"groupName": "prefill", "replicas": 1e999}]}},
+    ],
+)
+async def test_answers_of_another_shape_are_told_and_asked_for_again(bench: Bench, answer: Any) -> None:
+    read = bench.machines._api.get
+    damaged = "pods" if "items" in answer else "rayclusters"
+
+    async def get(path: str, **query: str) -> Any:
+        return answer if damaged in path else await read(path, **query)
+
+    bench.machines._api.get = get  # type: ignore[method-assign]
+    for ask in (bench.machines.check(BOUNDS), bench.machines.settle(bench.held(1))):
+        with pytest.raises(Unavailable, match=r"cannot be read|is no RayCluster"):
+            await ask
+    bench.machines._api.get = read  # type: ignore[method-assign]
+    await bench.machines.check(BOUNDS)
+
+
+@pytest.mark.parametrize("what", ["drip", "flood", "depth"])
+async def test_answers_without_end_are_given_up(what: str) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(100 if what == "flood" else 50):
+                writer.write(bytes(1 << 20) if what == "flood" else b"[" * 20_000 if what == "depth" else b" ")
+                await writer.drain()
+                await asyncio.sleep(0.1 if what == "drip" else 0)
+            writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        host, port = server.sockets[0].getsockname()
+        api = KubernetesApi(Access(f"http://{host}:{port}", None, None, NAMESPACE), 1.0)
+        if what == "depth":
+            assert await api.get("/x") == {}
+        else:
+            with pytest.raises(Unavailable, match="more than 64 MiB" if what == "flood" else "fails at GET /x: TimeoutError"):
+                await api.get("/x")

@@ -21,7 +21,8 @@ from shoal.visibility import Visibility
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTER_NOTES = "adapter_config.json", "adapter_model.safetensors", "shoal.json"
 ADAPTED_PARTS: Final = (Part.Q, Part.K, Part.V, Part.OUTPUT, Part.GATE, Part.UP, Part.DOWN)
-_KEY = re.compile(r"base_model\.model\.(model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+))\.lora_([AB])\.weight")
+_MAX_ALPHA: Final = 1e6
+_KEY = re.compile(r"base_model\.model\.(model\.layers\.(0|[1-9][0-9]{0,5})\.(?:self_attn|mlp)\.(\w+))\.lora_([AB])\.weight")
 _PLAIN: Final[dict[str, Any]] = {  # what PEFT can ask for besides and this decoder does not do → the value that means "not"
     "bias": "none",
     "fan_in_fan_out": False,
@@ -108,9 +109,11 @@ def _pair(folder: Path, told: Mapping[str, object], tensors: Mapping[str, Tensor
     tuple[Part, int], LowRank
 ]:  # fmt: skip
     """A and B of every changed weight. Raises InvalidConfig for a tensor it has no place for."""
-    alpha, has_root = told.get("lora_alpha"), bool(told.get("use_rslora", False))
-    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise InvalidConfig(f"adapter {folder}: lora_alpha is {alpha!r}; it must be a number")
+    alpha, has_root = told.get("lora_alpha"), told.get("use_rslora", False)
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= _MAX_ALPHA:
+        raise InvalidConfig(f"adapter {folder}: lora_alpha is {str(alpha)[:40]!r}; it must be a number of at most {_MAX_ALPHA:g}")
+    if not isinstance(has_root, bool):
+        raise InvalidConfig(f"adapter {folder}: use_rslora is {has_root!r}; it must be true or false")
     names = {tensor_name(FileFormat.HF, part, 0).split(".")[-2]: part for part in ADAPTED_PARTS}
     found: dict[tuple[Part, int], dict[str, TensorInfo]] = {}
     for name, info in tensors.items():
