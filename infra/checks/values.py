@@ -13,22 +13,21 @@ import yaml
 
 CHART: Final = Path(__file__).resolve().parents[1] / "charts" / "shoal"
 SCHEMA: Final = CHART / "values.schema.json"
-VISIBILITY: Final = r"^(full|speed:[0-9]+(:anchors=[0-9]+)?(:sink)?|pop:[0-9]+(:late)?)$"
-QUANTITY: Final = r"^[0-9]+(\.[0-9]+)?([EPTGMk]i?|m)?$"
+QUANTITY: Final = r"^[0-9]+(\.[0-9]+)?(m|k|[MGTPE]|[KMGTPE]i)?$"
 _PORT: Final = {"minimum": 1, "maximum": 65535}
 _SECONDS: Final = {"type": "number", "minimum": 0}
+_SHARE: Final = {"type": "number", "minimum": 0, "maximum": 1}
 _POSITIVE: Final = {"type": "number", "exclusiveMinimum": 0}
 _RESOURCES: Final = {
     "type": "object",
     "required": ["cpu", "memory"],
-    "additionalProperties": {"type": ["string", "integer"]},
+    "additionalProperties": {"type": ["string", "number"], "pattern": QUANTITY, "minimum": 0},
 }
 _PEER: Final = {"type": "array", "items": {"type": "object"}}
 
 RULES: Final[dict[str, dict[str, Any]]] = {  # a dotted path, or its end after `*.`: what the schema says beside the type
     "*.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
     "*.digest": {"pattern": "^(sha256:[0-9a-f]{64})?$"},
-    "*.tag": {"not": {"const": "latest"}},
     "*.repository": {"minLength": 0},
     "images.worker.variant": {"enum": ["cuda", "cpu"]},
     "imagePullSecrets": _PEER,
@@ -37,7 +36,7 @@ RULES: Final[dict[str, dict[str, Any]]] = {  # a dotted path, or its end after `
         "type": "array",
         "minItems": 1,
         "uniqueItems": True,
-        "items": {"type": "string", "pattern": VISIBILITY},
+        "items": {"type": "string"},
     },
     "serving.dtype": {"enum": ["float32", "bfloat16"]},
     "serving.kvMemory": {"pattern": r"^[0-9]+(\.[0-9]+)?([kmgtKMGT]i?)?[bB]?$"},
@@ -47,12 +46,19 @@ RULES: Final[dict[str, dict[str, Any]]] = {  # a dotted path, or its end after `
     "serving.maxRequests": {"minimum": 1},
     "serving.maxBoundaryTokens": {"minimum": 1},
     "serving.maxWaitS": _SECONDS,
-    "serving.localCachedShare": {"type": "number", "minimum": 0, "maximum": 1},
+    "serving.localCachedShare": _SHARE,
     "serving.startTimeoutS": _POSITIVE,
     "serving.hangTimeoutS": _POSITIVE,
     "serving.graceS": _SECONDS,
     "serving.logLevel": {"enum": ["debug", "info", "warning", "error"]},
     "serving.logFormat": {"enum": ["json", "text"]},
+    "quality.shadowRate": _SHARE,
+    "quality.minAgreement": _SHARE,
+    "quality.maxKl": _SECONDS,
+    "quality.window": {"minimum": 1},
+    "quality.minSamples": {"minimum": 1},
+    "quality.hysteresis": _SHARE,
+    "quality.coolDownS": _SECONDS,
     "transfer.backend": {"enum": ["nccl", "gloo"]},
     "transfer.leaseS": _POSITIVE,
     "transfer.heartbeatS": {"type": "number", "exclusiveMinimum": 0, "maximum": 60},
@@ -71,8 +77,8 @@ RULES: Final[dict[str, dict[str, Any]]] = {  # a dotted path, or its end after `
     "router.autoscaling.targetCPUPercent": {"minimum": 1, "maximum": 100},
     "router.podDisruptionBudget.maxUnavailable": {"minimum": 1},
     "ray.version": {"pattern": r"^[0-9]+\.[0-9]+\.[0-9]+$"},
-    "autoscaling.ttftS": _POSITIVE,
-    "autoscaling.tpotS": _POSITIVE,
+    "autoscaling.ttftS": _SECONDS,
+    "autoscaling.tpotS": _SECONDS,
     "autoscaling.quantile": {"exclusiveMinimum": 0, "exclusiveMaximum": 1},
     "autoscaling.targetUtilisation": {"exclusiveMinimum": 0, "maximum": 1},
     "autoscaling.startS": _SECONDS,

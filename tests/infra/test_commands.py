@@ -7,11 +7,13 @@ import click
 import pytest
 import yaml
 
-from infra.checks.charts import Object, PodPlace, of_kind, pods
+from infra.checks.charts import Object, PodPlace, objects, of_kind, pods
 from infra.checks.commands import POD, parsed
 from shoal.config.serve import ServeConfig
+from shoal.config.shadow import ShadowConfig
 from shoal.config.worker import Pool
 from shoal.router.main import read_settings
+from tests.infra.conftest import need
 
 
 def by_component(manifests: tuple[Object, ...]) -> dict[str, PodPlace]:
@@ -45,6 +47,17 @@ def test_the_routers_settings_work(manifests: tuple[Object, ...]) -> None:
     assert (config.model, config.max_boundary_tokens) == (serve.model, serve.max_boundary_tokens)
     assert (config.max_context or 0) == serve.max_context_tokens
     assert config.cluster == serve.cluster
+
+
+def test_the_gate_the_adapter_and_the_pace_are_those_of_the_values() -> None:
+    need("helm4")
+    manifests = objects("adapter-gate")
+    (container,) = by_component(manifests)["router"].containers
+    _, flags = parsed(container)
+    assert ShadowConfig.read(flags) == ShadowConfig(rate=0.05, min_agreement=0.9, max_kl=0.5), "the rest as the router has it"
+    serve = serve_config(manifests)
+    assert (serve.adapter, serve.adapter_any_visibility) == ("/models/llama-speed-24", True)
+    assert serve.autoscale.profile == "/etc/shoal/profile/profile.yaml"
 
 
 def test_the_controllers_settings_work(manifests: tuple[Object, ...]) -> None:
@@ -103,11 +116,13 @@ def test_ports_are_those_that_are_listened_on(manifests: tuple[Object, ...]) -> 
 
 def test_files_are_mounted_where_they_are_read(manifests: tuple[Object, ...]) -> None:
     serve = serve_config(manifests)
-    files = [serve.cluster_secret_file, serve.cluster_tls_cert, serve.cluster_tls_key, serve.cluster_tls_ca]
+    files = [serve.cluster_secret_file, serve.cluster_tls_cert, serve.cluster_tls_key, serve.cluster_tls_ca, serve.adapter]
     for component in ("controller", "prefill", "decode"):
         place = by_component(manifests)[component]
         for file in [*filter(None, files), *([serve.model] if serve.model.startswith("/") else [])]:
             assert _holds(place, place.containers[0], file), f"{component} lacks {file}"
+    controller = by_component(manifests)["controller"]
+    assert not (profile := serve.autoscale.profile) or _holds(controller, controller.containers[0], profile)
     router = by_component(manifests)["router"]
     for name, value in parsed(router.containers[0])[1].items():
         if isinstance(value, str) and value.startswith("/"):
@@ -135,6 +150,7 @@ def _holds(place: PodPlace, container: Object, file: str) -> bool:
             if mount["mountPath"] == file:
                 return True
         elif Path(file).is_relative_to(mount["mountPath"]):
-            items = volumes[mount["name"]].get("secret", {}).get("items")
+            volume = volumes[mount["name"]]
+            items = volume.get("secret", volume.get("configMap", {})).get("items")
             return items is None or Path(file).name in {item["path"] for item in items}
     return False

@@ -98,6 +98,13 @@ async def test_a_missing_operator_is_named(helm: str, missing: str, tmp_path: Pa
             await asyncio.to_thread(render_text, helm, *flags)
 
 
+async def test_an_image_volume_needs_a_newer_cluster(helm: str, tmp_path: Path) -> None:
+    oci = ("--set", "model.source=oci,model.oci.reference=registry.example.com/llama:v1", "--kube-version", "1.32.0")
+    async with cluster(tmp_path, "shoal-cluster-secret") as flags:
+        with pytest.raises(RenderError, match="which Kubernetes does from 1.33 on, and this cluster is v1.32.0"):
+            await asyncio.to_thread(render_text, helm, *flags, *oci)
+
+
 async def test_an_upgrade_leaves_the_sizes_that_the_controller_chose(helm: str, tmp_path: Path) -> None:
     async with cluster(tmp_path, "shoal-cluster-secret", sizes={"prefill": 3, "decode": 11}) as flags:
         text = await asyncio.to_thread(render_text, helm, *flags)

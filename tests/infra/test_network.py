@@ -51,6 +51,13 @@ def test_named_clients_replace_the_namespace() -> None:
     assert not net.reaches("other", "router", 50051) and net.reaches("test", "router", 50051)
 
 
+def test_a_gateways_namespace_may_call_the_doors() -> None:
+    need("helm4")
+    net = Net(objects("adapter-gate"))
+    assert net.reaches("ns:gateways", "router", 8000) and net.reaches("other", "router", 50051)
+    assert not net.reaches("ns:default", "router", 8000) and not net.reaches("ns:gateways", "decode", 50052)
+
+
 def test_traces_may_leave_where_there_is_a_collector() -> None:
     need("helm4")
     net = Net(objects("two-pool-gpu"))

@@ -271,6 +271,7 @@ tlsConfig:
 {{/* Bytes of 512MiB, 4Gi, 1073741824, …; decimal units count as binary ones. */}}
 {{- define "shoal.bytes" -}}
 {{- $text := toString . -}}
+{{- if not (kindIs "string" .) }}{{ $text = printf "%.0f" (float64 .) }}{{ end -}}
 {{- $steps := dict "" 1 "K" 1024 "M" 1048576 "G" 1073741824 "T" 1099511627776 -}}
 {{- mulf (regexFind "^[0-9.]+" $text | float64) (get $steps (regexFind "[KMGTkmgt]" $text | upper)) | int64 -}}
 {{- end -}}

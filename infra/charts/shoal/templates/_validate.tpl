@@ -6,6 +6,11 @@
 {{- fail (printf "the name %q must be at most 50 lower-case letters, digits and hyphens, beginning with a letter: KubeRay makes longer ones of it; set fullnameOverride" $name) -}}
 {{- end -}}
 
+{{- range $v.serving.visibilities -}}
+{{- if not (regexMatch "^(full|speed:[0-9]+(:anchors=[0-9]+)?(:sink)?|pop:[0-9]+(:late)?)$" (toString .)) -}}
+{{- fail (printf "serving.visibilities: %q is none; known are full, speed:DEPTH with :anchors=N and :sink, pop:DEPTH with :late, as in speed:22" (toString .)) -}}
+{{- end -}}
+{{- end -}}
 {{- if not (has $v.serving.defaultVisibility $v.serving.visibilities) -}}
 {{- fail (printf "serving.defaultVisibility %q is not among serving.visibilities (%s): add it there, or choose one of them" $v.serving.defaultVisibility (join ", " $v.serving.visibilities)) -}}
 {{- end -}}
@@ -22,6 +27,9 @@
 {{- if and (eq $v.model.source "embedded") (not $v.model.name) -}}
 {{- fail "model.source embedded needs model.name, one that `shoal models` lists" -}}
 {{- end -}}
+{{- if and (eq $v.model.source "embedded") (ne $v.model.name "smollm2-135m") -}}
+{{- fail (printf "model.name is %q and the images embed smollm2-135m alone: give other models by model.source pvc, oci or hubCache" $v.model.name) -}}
+{{- end -}}
 {{- if and (eq $v.model.source "pvc") (not $v.model.pvc.claimName) -}}
 {{- fail "model.source pvc needs model.pvc.claimName: the PersistentVolumeClaim that holds the model" -}}
 {{- end -}}
@@ -35,6 +43,9 @@
 {{- end -}}
 
 {{- range $pool, $of := $v.pools -}}
+{{- if gt (int $of.minReplicas) (int $of.maxReplicas) -}}
+{{- fail (printf "pools.%s.minReplicas %d exceeds maxReplicas %d" $pool (int $of.minReplicas) (int $of.maxReplicas)) -}}
+{{- end -}}
 {{- if or (lt (int $of.replicas) (int $of.minReplicas)) (gt (int $of.replicas) (int $of.maxReplicas)) -}}
 {{- fail (printf "pools.%s.replicas is %d and must lie within minReplicas and maxReplicas, %d…%d" $pool (int $of.replicas) (int $of.minReplicas) (int $of.maxReplicas)) -}}
 {{- end -}}
@@ -61,6 +72,11 @@
 {{- fail "images.worker.variant cpu holds no CUDA and transfer.backend is nccl: set the variant to cuda, or the backend to gloo" -}}
 {{- end -}}
 
+{{- range $what := list "ttftS" "tpotS" -}}
+{{- if le (float64 (get $v.autoscaling $what)) 0.0 -}}
+{{- fail (printf "autoscaling.%s is %v and must be more than 0 seconds: no number of workers answers in none; autoscaling.enabled false turns it off" $what (get $v.autoscaling $what)) -}}
+{{- end -}}
+{{- end -}}
 {{- if le (int $v.router.drainS) (int $v.transfer.leaseS) -}}
 {{- fail (printf "router.drainS is %d and must be longer than transfer.leaseS, %d: else a router ends while a handoff that it started still holds its lease" (int $v.router.drainS) (int $v.transfer.leaseS)) -}}
 {{- end -}}
@@ -114,8 +130,13 @@
 {{- end -}}
 {{- end -}}
 
+{{- include "shoal.validatePods" . -}}
+
 {{- if lookup "v1" "Namespace" "" .Release.Namespace -}}{{/* a live cluster: what the values name must be there */}}
 {{- $ns := .Release.Namespace -}}
+{{- if and (eq $v.model.source "oci") (semverCompare "<1.33.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "model.source oci mounts an image as a volume, which Kubernetes does from 1.33 on, and this cluster is %s: choose pvc or hubCache" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
 {{- $secrets := list $v.clusterSecret.name $v.tls.door.secretName $v.tls.cluster.secretName $v.tokens.secretName $v.ray.authSecret -}}
 {{- range compact $secrets -}}
 {{- if not (lookup "v1" "Secret" $ns .) -}}
