@@ -27,12 +27,12 @@ def generated(runbooks: str = "") -> dict[Path, str]:
     return made | ({CHART_FILES / path.name: text for path, text in made.items()} if CHART_FILES.is_dir() else {})
 
 
-def wrong() -> list[str]:
-    """What is wrong with the files as they lie there, in words."""
+def wrong(runbooks: str = "") -> list[str]:
+    """What is wrong with the files as they lie there, in words; `runbooks` as they were made with."""
     known = declared()
     words = [
         f"{path.relative_to(ROOT)} is not what the code makes; run `python -m infra.observability`"
-        for path, text in generated().items()
+        for path, text in generated(runbooks).items()
         if not path.exists() or path.read_text() != text
     ]
     for row in rows(known):
@@ -73,10 +73,12 @@ def main() -> int:
     """Exit status 1 when something is wrong."""
     parser = argparse.ArgumentParser(prog="python -m infra.observability", description=__doc__)
     parser.add_argument("--check", action="store_true", help="check the files, with promtool where it is installed")
-    parser.add_argument("--runbooks", default="", metavar="URL/", help="write links to docs/ below this address")
+    parser.add_argument(
+        "--runbooks", default="", metavar="URL/", help="links to docs/ below this address, written or (--check) expected"
+    )
     options = parser.parse_args()
     if options.check:
-        words = wrong() + promtool()
+        words = wrong(options.runbooks) + promtool()
         print("\n".join(words) or "dashboard and alerts are what the declared metrics make")
         return 1 if words else 0
     for path, text in generated(options.runbooks).items():

@@ -45,7 +45,11 @@ def test_an_overlay_builds(overlay: str, tmp_path: Path) -> None:
     }
     groups = {group["groupName"]: group for group in _cluster(manifests)["spec"]["workerGroupSpecs"]}
     if overlay == "two-pool-gpu":
-        assert {name: group["maxReplicas"] for name, group in groups.items()} == {"prefill": 16, "decode": 16}
+        sizes = {group["template"]["spec"]["volumes"][0]["emptyDir"]["sizeLimit"] for group in groups.values()}
+        assert sizes == {"4Gi"}, "the patch is in force"
+        (text,) = [item["data"]["serve.yaml"] for item in of_kind(manifests, "ConfigMap") if "serve.yaml" in item["data"]]
+        told = {name: parse(text)[0][f"autoscale_{name}"] for name in groups}
+        assert told == {name: f"{group['minReplicas']}-{group['maxReplicas']}" for name, group in groups.items()}
     else:
         (secret,) = of_kind(manifests, "Secret")
         assert secret["metadata"]["name"] == "shoal-cluster-secret" and set(secret["data"]) == {"secret"}

@@ -101,7 +101,7 @@ async def test_a_missing_operator_is_named(helm: str, missing: str, tmp_path: Pa
 async def test_an_image_volume_needs_a_newer_cluster(helm: str, tmp_path: Path) -> None:
     oci = ("--set", "model.source=oci,model.oci.reference=registry.example.com/llama:v1", "--kube-version", "1.32.0")
     async with cluster(tmp_path, "shoal-cluster-secret") as flags:
-        with pytest.raises(RenderError, match="which Kubernetes does from 1.33 on, and this cluster is v1.32.0"):
+        with pytest.raises(RenderError, match=r"which Kubernetes does from 1\.33 on, and this cluster is v?1\.32\.0"):
             await asyncio.to_thread(render_text, helm, *flags, *oci)
 
 
