@@ -73,9 +73,7 @@ def main() -> int:
     """Exit status 1 when something is wrong."""
     parser = argparse.ArgumentParser(prog="python -m infra.observability", description=__doc__)
     parser.add_argument("--check", action="store_true", help="check the files, with promtool where it is installed")
-    parser.add_argument(
-        "--runbooks", default="", metavar="URL/", help="links to docs/ below this address, written or (--check) expected"
-    )
+    parser.add_argument("--runbooks", default="", metavar="URL/", help="docs/ of links, written or (--check) expected")
     options = parser.parse_args()
     if options.check:
         words = wrong(options.runbooks) + promtool()

@@ -28,7 +28,7 @@ OPERATORS = {
 
 @contextlib.asynccontextmanager
 async def cluster(
-    folder: Path, *secrets: str, missing: str = "", sizes: dict[str, int] | None = None
+    folder: Path, *secrets: str, missing: str = "", sizes: dict[str, int] | None = None, minor: int = 33
 ) -> AsyncIterator[list[str]]:
     """A cluster with these Secrets, all kinds but one, and perhaps a RayCluster; yields Helm's flags to ask it."""
     async with kmock.KubernetesEmulator() as api, kmock.Server(api, host="127.0.0.1") as server:
@@ -47,7 +47,7 @@ async def cluster(
         ]
         api["get /api/v1"] << {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "v1", "resources": core}
         api["get /api/v1/namespaces/shoal"] << {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shoal"}}
-        api["get /version"] << {"major": "1", "minor": "33", "gitVersion": "v1.33.0"}
+        api["get /version"] << {"major": "1", "minor": str(minor), "gitVersion": f"v1.{minor}.0"}
         for name in secrets:
             api.objects[kmock.resource("v1/secrets"), "shoal", name] = _object("v1", "Secret", name)
         if sizes is not None:
@@ -69,7 +69,7 @@ async def cluster(
             "--kubeconfig",
             str(config),
             "--kube-version",
-            "1.33.0",
+            f"1.{minor}.0",
             *known,
         ]
 
@@ -99,8 +99,8 @@ async def test_a_missing_operator_is_named(helm: str, missing: str, tmp_path: Pa
 
 
 async def test_an_image_volume_needs_a_newer_cluster(helm: str, tmp_path: Path) -> None:
-    oci = ("--set", "model.source=oci,model.oci.reference=registry.example.com/llama:v1", "--kube-version", "1.32.0")
-    async with cluster(tmp_path, "shoal-cluster-secret") as flags:
+    oci = ("--set", "model.source=oci,model.oci.reference=registry.example.com/llama:v1")
+    async with cluster(tmp_path, "shoal-cluster-secret", minor=32) as flags:
         with pytest.raises(RenderError, match=r"which Kubernetes does from 1\.33 on, and this cluster is v?1\.32\.0"):
             await asyncio.to_thread(render_text, helm, *flags, *oci)
 
