@@ -73,7 +73,7 @@
 {{- end -}}
 
 {{- range $what := list "ttftS" "tpotS" -}}
-{{- if le (float64 (get $v.autoscaling $what)) 0.0 -}}
+{{- if and $v.autoscaling.enabled (le (float64 (get $v.autoscaling $what)) 0.0) -}}
 {{- fail (printf "autoscaling.%s is %v and must be more than 0 seconds: no number of workers answers in none; autoscaling.enabled false turns it off" $what (get $v.autoscaling $what)) -}}
 {{- end -}}
 {{- end -}}
