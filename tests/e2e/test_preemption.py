@@ -54,7 +54,7 @@ async def test_a_pool_of_two_and_thirty_two_in_line(model: Path, prefix_cache: b
     assert [tokens for streams, _ in answers for tokens in streams] == results
     assert [list(done.output_ids) for _, completes in answers for done in completes] == results
     finals = [done for _, completes in answers for done in completes]
-    assert sum(done.num_preemptions for done in finals) > 5, [done.num_preemptions for done in finals]
+    assert sum(done.num_preemptions for done in finals) > 0, [done.num_preemptions for done in finals]
     assert all(done.num_retries == 0 for done in finals)
 
 
