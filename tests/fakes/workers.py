@@ -57,12 +57,17 @@ class FakeWorker:
         self.seen: list[Any] = []
         self.running = 0
         self.error: ShoalError | None = None  # raised before any work
+        self.next_error: ShoalError | None = None  # before that of the next request alone
         self.background_error: ShoalError | None = None  # before that of replays
         self.hang = False
         self.outstanding = 0
         self.report: dict[str, Any] = {}  # more of its load report
         self.is_silent = False  # gives no load report
         self.server = RpcServer()
+
+    def _error(self) -> ShoalError | None:
+        error, self.next_error = self.next_error or self.error, None
+        return error
 
     async def start(self) -> None:
         stem = "DecodeWorker" if self.pool == "decode" else "PrefillWorker"
@@ -112,7 +117,7 @@ class FakeDecodeWorker(FakeWorker, worker_pb2_grpc.DecodeWorkerServicer):
         self.seen.append(request)
         self.running += 1
         try:
-            if (error := self.background_error if request.background else self.error) is not None:
+            if (error := self.background_error if request.background else self._error()) is not None:
                 raise error
             async for event in self._events(request):
                 yield event
@@ -190,8 +195,8 @@ class FakePrefillWorker(FakeWorker, worker_pb2_grpc.PrefillWorkerServicer):
         self.seen.append(request)
         self.running += 1
         try:
-            if self.error is not None:
-                raise self.error
+            if (error := self._error()) is not None:
+                raise error
             if self.hang:
                 await asyncio.sleep(60)
             self.wire.delivered[request.attempt_id].set()

@@ -54,10 +54,7 @@ async def test_a_death_does_cost_one() -> None:
 
 async def test_when_prefill_complains_the_next_attempt_avoids_both_ends_of_the_link() -> None:
     async with Cluster(1, 2) as c:
-        c.prefill[0].error = Unavailable("the control stream to the decode worker ended")
-        running = asyncio.create_task(stream(c))
-        await until(lambda: len(c.prefill[0].seen) == 1)
-        c.prefill[0].error = None
-        token_ids, complete = await running
+        c.prefill[0].next_error = Unavailable("the control stream to the decode worker ended")
+        token_ids, complete = await stream(c)
         assert len(token_ids) == 12 and complete.num_retries == 1
         assert [len(worker.seen) for worker in c.decode] == [1, 1]
