@@ -34,6 +34,14 @@ class Peers:
         for tensor, mean in zip(listed, torch.split(flat, [tensor.numel() for tensor in listed]), strict=True):
             tensor.copy_(mean.view_as(tensor))
 
+    def as_first_says(self, *answers: bool) -> list[bool]:
+        """The first process's answers, in all: what each would decide by its own clock, they must do together or not at all."""
+        if self.num_processes == 1:
+            return list(answers)
+        said = torch.tensor(answers, dtype=torch.uint8, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+        dist.broadcast(said, 0)
+        return [bool(answer) for answer in said.tolist()]
+
     def wait(self) -> None:
         """Until all are here."""
         if self.num_processes > 1:

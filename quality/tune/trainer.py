@@ -111,9 +111,13 @@ class Trainer:
             self.progress.wall_s = wall_before + time.monotonic() - begun
             self.progress.cpu_s = cpu_before + time.process_time() - cpu
             is_last, perplexity = self.progress.step == self.num_steps, None
-            if is_last or time.monotonic() - measured_at > self._pace.measure_s:
+            now = time.monotonic()
+            measures, saves = self._peers.as_first_says(
+                is_last or now - measured_at > self._pace.measure_s, is_last or now - saved_at > self._pace.checkpoint_s
+            )
+            if measures:
                 perplexity, measured_at = self._measure(), time.monotonic()
-            if is_last or time.monotonic() - saved_at > self._pace.checkpoint_s:
+            if saves:
                 self.save(saved)
                 saved_at = time.monotonic()
             a_step = (time.monotonic() - begun) / (self.progress.step - first)
