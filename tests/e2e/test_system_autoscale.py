@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +38,18 @@ def cases(tiny_model: Path) -> list[tuple[Case, LocalResult]]:
     return list(zip(own, reference(str(tiny_model), own), strict=True))
 
 
-def states(cluster: Any) -> dict[str, str]:
-    return {name: worker.state for name, worker in cluster.workers().items()}
+def has_decode_workers(cluster: Any, count: int) -> bool:
+    """All ready, beside one of prefill. A pool that grows while one of its workers still drains gives the next a new number."""
+    workers = cluster.workers()
+    num_decode = sum(name.startswith("decode-") for name in workers)
+    return len(workers) == 1 + count == 1 + num_decode and all(worker.state == "ready" for worker in workers.values())
 
 
 async def test_decode_grows_under_load_and_shrinks_by_a_drain_and_loses_nothing(
     cluster: Any, cases: list[tuple[Case, LocalResult]]
 ) -> None:
     async with load(cluster, cases) as seen:
-        grown = {"prefill-0": "ready", "decode-0": "ready", "decode-1": "ready"}
-        await asyncio.to_thread(cluster.wait_for, lambda: states(cluster) == grown, PATIENCE_S)
+        await asyncio.to_thread(cluster.wait_for, partial(has_decode_workers, cluster, 2), PATIENCE_S)
         async with asyncio.timeout(PATIENCE_S):
             while not seen.served_by("decode-1"):  # noqa: ASYNC110  (clients fill a list)
                 await asyncio.sleep(0.02)
@@ -59,10 +62,10 @@ async def test_decode_grows_under_load_and_shrinks_by_a_drain_and_loses_nothing(
         # fewer by order, under load: it goes by a drain, what it runs goes on elsewhere, and the pool grows again
         status, output = await order(cluster, "scale", "--decode", "1", "--drain-s", "0")
         assert status == 0 and "decode-1: gone" in output, output
-        await asyncio.to_thread(cluster.wait_for, lambda: states(cluster) == grown, PATIENCE_S)
-    await asyncio.to_thread(cluster.wait_for, lambda: set(states(cluster)) == {"prefill-0", "decode-0"}, PATIENCE_S)
+        await asyncio.to_thread(cluster.wait_for, partial(has_decode_workers, cluster, 2), PATIENCE_S)
+    await asyncio.to_thread(cluster.wait_for, partial(has_decode_workers, cluster, 1), PATIENCE_S)
     words = cluster.log.read_text()
-    assert "decision=grow" in words and "decision=shrink" in words and "decode-1 is gone" in words
+    assert "decision=grow" in words and "decision=shrink" in words and " is gone" in words
     print(f"{len(seen.answers)} answers, {sum(bool(answer.num_retries) for _, answer in seen.answers)} of them handed over")
     status, output = await order(cluster, "autoscale", "--json")
     assert status == 0 and json.loads(output)["workers"] == 1, output
