@@ -23,8 +23,8 @@ async def wait_until_ill(address: str, patience_s: float, link: ClusterLink | No
     interval_s = patience_s / _LOOKS
     async with (link or ClusterLink()).open_channel(address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
-        num_ill, heard = 0, "no answer to a health check"
-        while num_ill < _LOOKS:
+        num_ill, heard = -1, "no answer to a health check"  # answers since the last SERVING; the first is asked for at once
+        while num_ill < _LOOKS - 1:
             asked_at = loop.time()
             num_ill += 1
             try:
