@@ -57,8 +57,28 @@ class Constraint(_message.Message):
     choices_json: str
     def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., grammar: _Optional[str] = ..., choices_json: _Optional[str] = ...) -> None: ...
 
+class ImageSpan(_message.Message):
+    __slots__ = ("start", "num_tokens", "digest", "grid")
+    START_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    GRID_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    num_tokens: int
+    digest: bytes
+    grid: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, start: _Optional[int] = ..., num_tokens: _Optional[int] = ..., digest: _Optional[bytes] = ..., grid: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PromptImage(_message.Message):
+    __slots__ = ("span", "data")
+    SPAN_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    span: ImageSpan
+    data: bytes
+    def __init__(self, span: _Optional[_Union[ImageSpan, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
 class DecodeRequest(_message.Message):
-    __slots__ = ("request_id", "caller", "prompt_ids", "replay_token_ids", "visibility", "sampling", "num_children", "prompt_logprobs", "continuation_ids", "priority", "tenant", "cache_salt", "age_s", "child_replays", "local_prefill", "background")
+    __slots__ = ("request_id", "caller", "prompt_ids", "replay_token_ids", "visibility", "sampling", "num_children", "prompt_logprobs", "continuation_ids", "priority", "tenant", "cache_salt", "age_s", "child_replays", "local_prefill", "background", "images")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CALLER_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +95,7 @@ class DecodeRequest(_message.Message):
     CHILD_REPLAYS_FIELD_NUMBER: _ClassVar[int]
     LOCAL_PREFILL_FIELD_NUMBER: _ClassVar[int]
     BACKGROUND_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     caller: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -91,7 +112,8 @@ class DecodeRequest(_message.Message):
     child_replays: _containers.RepeatedCompositeFieldContainer[ChildReplay]
     local_prefill: LocalPrefill
     background: bool
-    def __init__(self, request_id: _Optional[str] = ..., caller: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., replay_token_ids: _Optional[_Iterable[int]] = ..., visibility: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., num_children: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., continuation_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[str] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., age_s: _Optional[float] = ..., child_replays: _Optional[_Iterable[_Union[ChildReplay, _Mapping]]] = ..., local_prefill: _Optional[_Union[LocalPrefill, _Mapping]] = ..., background: bool = ...) -> None: ...
+    images: _containers.RepeatedCompositeFieldContainer[ImageSpan]
+    def __init__(self, request_id: _Optional[str] = ..., caller: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., replay_token_ids: _Optional[_Iterable[int]] = ..., visibility: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., num_children: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., continuation_ids: _Optional[_Iterable[int]] = ..., priority: _Optional[str] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., age_s: _Optional[float] = ..., child_replays: _Optional[_Iterable[_Union[ChildReplay, _Mapping]]] = ..., local_prefill: _Optional[_Union[LocalPrefill, _Mapping]] = ..., background: bool = ..., images: _Optional[_Iterable[_Union[ImageSpan, _Mapping]]] = ...) -> None: ...
 
 class LocalPrefill(_message.Message):
     __slots__ = ("below_tokens", "cached_share", "no_prefill_worker")
@@ -226,7 +248,7 @@ class DecodeEvent(_message.Message):
     def __init__(self, reserved: _Optional[_Union[Reserved, _Mapping]] = ..., tokens: _Optional[_Union[SampledTokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("request_id", "attempt_id", "prompt_ids", "num_prompt_tokens", "visibility", "cached_tokens", "plan_digest", "decode_address", "decode_worker_id", "decode_epoch", "priority", "tenant", "cache_salt", "background")
+    __slots__ = ("request_id", "attempt_id", "prompt_ids", "num_prompt_tokens", "visibility", "cached_tokens", "plan_digest", "decode_address", "decode_worker_id", "decode_epoch", "priority", "tenant", "cache_salt", "background", "images")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +263,7 @@ class PrefillRequest(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     BACKGROUND_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt_id: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -255,7 +278,8 @@ class PrefillRequest(_message.Message):
     tenant: str
     cache_salt: str
     background: bool
-    def __init__(self, request_id: _Optional[str] = ..., attempt_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., visibility: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., plan_digest: _Optional[str] = ..., decode_address: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., decode_epoch: _Optional[int] = ..., priority: _Optional[str] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., background: bool = ...) -> None: ...
+    images: _containers.RepeatedCompositeFieldContainer[PromptImage]
+    def __init__(self, request_id: _Optional[str] = ..., attempt_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., visibility: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., plan_digest: _Optional[str] = ..., decode_address: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., decode_epoch: _Optional[int] = ..., priority: _Optional[str] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., background: bool = ..., images: _Optional[_Iterable[_Union[PromptImage, _Mapping]]] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
     __slots__ = ("sent_payload_bytes", "queue_ms", "compute_ms", "after_compute_ms", "cached_tokens")
