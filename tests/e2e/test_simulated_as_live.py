@@ -187,7 +187,7 @@ async def test_a_mutated_choice_of_workers_changes_live_and_simulated_choices_al
 
 
 async def test_calibrate_measures_real_workers_and_replays_a_trace(tmp_path: Path) -> None:
-    # wide enough that time per token stands far above what a step costs; whole, since the number of chunks looks like a time per token
+    # wide: time per token stands above what a step costs; whole: the number of chunks looks like a time per token
     sizes = {"hidden_size": 256, "num_heads": 8, "num_kv_heads": 4, "head_dim": 32, "intermediate_size": 768}
     wide = write_random_model(tmp_path / "wide", max_context=1024, **sizes)
     model = spec_of(wide, "full").model
