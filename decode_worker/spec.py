@@ -13,7 +13,7 @@ from shoal.errors import InvalidRequest, Unsupported
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.placement.prefix_keys import cache_key
 from shoal.placement.tables import KvLayout
-from shoal.types import USUAL_TURN, Constraint, ConstraintKind, ModelShape, SamplingParams, Turn
+from shoal.types import USUAL_TURN, Constraint, ConstraintKind, ImageSpan, ModelShape, SamplingParams, Turn
 from shoal.visibility import Visibility, VisibilityKind
 
 MAX_CHILDREN: Final = 128
@@ -60,6 +60,7 @@ class DecodeSpec:
     age_s: float = 0.0  # since the client asked, over all attempts
     cache_salt: str = ""  # whose cached prefixes it may use: `cache_key` of tenant and salt
     is_background: bool = False  # nobody waits for it: small pieces, and no prefix of it is kept
+    images: tuple[ImageSpan, ...] = ()  # where images stand in the prompt; decode never needs their pixels
 
     @property
     def num_prompt_tokens(self) -> int:

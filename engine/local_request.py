@@ -7,7 +7,7 @@ from shoal.engine.segment import RequestKv, Segment, local_prefill_segments, sco
 from shoal.errors import Unsupported
 from shoal.placement.batching import Chunk
 from shoal.placement.tables import RequestTables
-from shoal.types import FinishReason, SamplingParams, TokenLogprobs
+from shoal.types import FinishReason, PromptImage, SamplingParams, TokenLogprobs
 from shoal.visibility import Visibility, VisibilityKind
 
 
@@ -22,6 +22,7 @@ class LocalRequest:
     child: int = 0  # which of several answers to one request
     prompt_logprobs: int | None = None  # `full` only: how many beside each prompt token after the first; then b = N
     continuation_ids: tuple[int, ...] = ()  # to be scored as decode tokens; then nothing is sampled
+    images: tuple[PromptImage, ...] = ()  # in the order of their places in the prompt
 
     @property
     def num_answer_tokens(self) -> int:

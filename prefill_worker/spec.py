@@ -10,7 +10,7 @@ from shoal.pb.internal.v1 import worker_pb2
 from shoal.placement.plan import TransferPlan, make_plan
 from shoal.placement.prefix_keys import cache_key
 from shoal.placement.tables import KvLayout
-from shoal.types import USUAL_TURN, Fingerprint, ModelShape, Turn
+from shoal.types import USUAL_TURN, Fingerprint, ModelShape, PromptImage, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class PrefillSpec:
     turn: Turn = USUAL_TURN
     cache_salt: str = ""  # whose cached prefixes it may use: `cache_key` of tenant and salt
     is_background: bool = False  # nobody waits for it: small pieces, and no prefix of it is kept
+    images: tuple[PromptImage, ...] = ()  # all within the prefill tokens, in order
 
     @property
     def num_due_anchors(self) -> int:

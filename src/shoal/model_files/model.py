@@ -17,6 +17,8 @@ from shoal.model_files.hf_config import read_hf_config
 from shoal.model_files.parts import Part
 from shoal.model_files.safetensors_files import read_tensor_table
 from shoal.model_files.tensors import FileFormat, TensorInfo, check_tensors, tensor_name
+from shoal.model_files.vision import VisionConfig
+from shoal.model_files.vision_files import read_vision
 
 _log = logging.getLogger(__name__)
 _SAMPLE_BYTES = 64
@@ -34,6 +36,10 @@ class ModelFiles:
     revision: str  # 16 hex digits; equal for equal weights, wherever they lie and however they are sharded
     tensors: Mapping[str, TensorInfo] = field(repr=False, hash=False)
     adapter: AdapterFiles | None = None  # merged into the weights as they are read
+    vision: VisionConfig | None = None  # None: it sees no images, or the log says why they are not served
+    vision_tensors: Mapping[str, TensorInfo] = field(
+        default_factory=dict, repr=False, hash=False
+    )  # of the tower and what projects
 
     @property
     def adapter_digest(self) -> str:
@@ -93,26 +99,43 @@ def _open_folder(folder: Path) -> ModelFiles:
     if not (folder / "config.json").is_file():
         raise InvalidConfig(f"{folder} has no config.json; give a Hugging Face model folder or a .gguf file")
     config = read_hf_config(folder)
-    tensors = _text_tensors(read_tensor_table(folder))
+    tensors, others = _text_tensors(read_tensor_table(folder))
     check_tensors(str(folder), FileFormat.HF, config, tensors)
-    name = folder.resolve().name
-    return ModelFiles(name, folder, FileFormat.HF, config, _license(folder), _revision(config, tensors), tensors)
+    name, vision = folder.resolve().name, _vision(folder, others)
+    others = others if vision is not None else {}
+    revision = _revision(config, {**tensors, **others})
+    return ModelFiles(
+        name, folder, FileFormat.HF, config, _license(folder), revision, tensors, vision=vision, vision_tensors=others
+    )
 
 
-def _text_tensors(tensors: Mapping[str, TensorInfo]) -> Mapping[str, TensorInfo]:
-    """The decoder's tensors under its own names, where a model holds a vision tower beside it (Gemma 3 from 4B on)."""
+def _vision(folder: Path, tensors: Mapping[str, TensorInfo]) -> VisionConfig | None:
+    """How it sees images; None where it does not, or where the log says why they cannot be served."""
+    if not tensors:
+        return None
+    try:
+        return read_vision(folder)
+    except InvalidConfig as error:
+        _log.warning("images are not served, %d tensors beside the decoder are left out: %s", len(tensors), error)
+        return None
+
+
+def _text_tensors(tensors: Mapping[str, TensorInfo]) -> tuple[Mapping[str, TensorInfo], Mapping[str, TensorInfo]]:
+    """The decoder's tensors under its own names, and those beside it: a vision tower (Gemma 3 from 4B on, Qwen3-VL)."""
     prefixes = {"language_model.": "", "model.language_model.": "model."}  # as published; as transformers 5 writes it
     if not any(name.startswith(tuple(prefixes)) for name in tensors):
-        return tensors
+        return tensors, {}
     found: dict[str, TensorInfo] = {}
+    others: dict[str, TensorInfo] = {}
     for name, info in tensors.items():
-        for prefix, own in prefixes.items():
-            if name.startswith(prefix):
-                found[own + name.removeprefix(prefix)] = info
-    if (head := tensors.get("lm_head.weight")) is not None:
-        found["lm_head.weight"] = head
-    _log.info("%d tensors beside the decoder are left out: images are not served", len(tensors) - len(found))
-    return found
+        prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
+        if prefix is not None:
+            found[prefixes[prefix] + name.removeprefix(prefix)] = info
+        elif name == "lm_head.weight":
+            found[name] = info
+        else:
+            others[name] = info
+    return found, others
 
 
 def _license(folder: Path) -> str:
