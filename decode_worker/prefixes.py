@@ -53,8 +53,8 @@ class DecodePrefixes:
         root = prefix_root(own.revision, own.adapter, visibility, own.num_layers, spec.cache_salt)
         anchor_ids = spec.prompt_ids[: visibility.anchor_tokens]
         has_all = 0 < visibility.anchor_tokens == len(anchor_ids)
-        chain = PrefixChain(root, self._pool.block_size, spec.prompt_ids)
-        return PromptKeys(chain, anchors_digest(root, anchor_ids) if has_all else None)
+        chain = PrefixChain(root, self._pool.block_size, spec.prompt_ids, spec.images)
+        return PromptKeys(chain, anchors_digest(root, anchor_ids, spec.images) if has_all else None)
 
     def query(self, layout: KvLayout, keys: PromptKeys) -> PrefixQuery | None:
         """What would serve the request; None when nothing can."""

@@ -16,10 +16,11 @@ from shoal.engine.holdings import Holding, HoldingQueue, HoldingSize
 from shoal.engine.resident import Resident
 from shoal.engine.segment import RequestKv
 from shoal.engine.state_store import StateStore, num_state_blocks, state_range
-from shoal.errors import CapacityExceeded, ShoalError
+from shoal.engine.vision import PromptImages
+from shoal.errors import CapacityExceeded, ShoalError, Unavailable, Unsupported
 from shoal.kv_transfer import Handle, IncomingTransfer, TransferServer
 from shoal.placement.arithmetic import num_deep_states
-from shoal.placement.disaggregate import PrefillChoice, choose_prefill_site
+from shoal.placement.disaggregate import PrefillChoice, SiteReason, choose_prefill_site
 from shoal.placement.plan import Entry, TransferPlan, make_plan
 from shoal.placement.preemption import num_first_tokens
 from shoal.placement.prefix_cache import PrefixCache
@@ -85,6 +86,7 @@ class Reservations:
         holding = await self.holdings.reserve(spec.layout, size, spec.turn, query, resumes=resumes)
         try:
             prefill = self._choose_site(spec, holding.num_cached_tokens)
+            self._check_eyes(spec, prefill)
             num_prefill = spec.layout.split.num_prefill_tokens
             plan = self._plan(spec, num_prefill if prefill.is_local else holding.num_cached_tokens)
             kept = state_range(plan)
@@ -95,7 +97,8 @@ class Reservations:
             if not prefill.is_local:
                 for tables in holding.answers:  # of a transfer, window layers get what a decode token may see
                     self._drop_hidden(tables, num_prefill)
-            answers = tuple(RequestKv.of(tables) for tables in holding.answers)
+            images = PromptImages.of(self._resident.model.vision, spec.images)
+            answers = tuple(RequestKv.of(tables, images) for tables in holding.answers)
             states = StateStore(pool, holding.state_blocks, kept, shape.hidden_size) if kept else None
             sink = DecodeSink(pool, answers[0], states, arrived)
             handle = self._handle(spec, plan, holding.num_cached_tokens)
@@ -133,7 +136,19 @@ class Reservations:
             num_cached_tokens,
             is_colocated=self._config.colocated,
             has_prefill_worker=spec.has_prefill_worker,
+            has_images=any(image.stop > num_cached_tokens for image in spec.images),
         )
+
+    def _check_eyes(self, spec: DecodeSpec, prefill: PrefillChoice) -> None:
+        """Only prefill workers see images. Raises Unsupported, Unavailable."""
+        if prefill.reason is not SiteReason.IMAGES:
+            return
+        if self._config.colocated:
+            raise Unsupported(
+                "images are seen by prefill workers, and this server has none; start it with some, or send text alone"
+            )
+        if not spec.has_prefill_worker:
+            raise Unavailable("images are seen by prefill workers, and none is live; retry later")
 
     def _num_state_blocks(self, num_states: int) -> int:
         return num_state_blocks(num_states, self._resident.shape.hidden_size, self._resident.pool.data[0].numel())

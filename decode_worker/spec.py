@@ -10,9 +10,11 @@ from typing import Final
 from shoal.config.disaggregation import NEVER_LOCAL, DisaggregationRule
 from shoal.config.worker import WorkerConfig
 from shoal.errors import InvalidRequest, Unsupported
+from shoal.model_files import VisionConfig, check_images
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.placement.prefix_keys import cache_key
 from shoal.placement.tables import KvLayout
+from shoal.rpc.image_spans import spans_from_pb
 from shoal.types import USUAL_TURN, Constraint, ConstraintKind, ImageSpan, ModelShape, SamplingParams, Turn
 from shoal.visibility import Visibility, VisibilityKind
 
@@ -83,7 +85,13 @@ class DecodeSpec:
         return [len(self.continuation_ids)] if self.is_score else [child.num_tokens for child in self.children]
 
 
-def read_spec(message: worker_pb2.DecodeRequest, attempt_id: str, config: WorkerConfig, shape: ModelShape) -> DecodeSpec:
+def read_spec(
+    message: worker_pb2.DecodeRequest,
+    attempt_id: str,
+    config: WorkerConfig,
+    shape: ModelShape,
+    vision: VisionConfig | None = None,
+) -> DecodeSpec:
     """Translate and check a request. Raises InvalidRequest with what to change, Unsupported for what is not offered."""
     prompt, continuation = tuple(message.prompt_ids), tuple(message.continuation_ids)
     if not prompt:
@@ -109,6 +117,15 @@ def read_spec(message: worker_pb2.DecodeRequest, attempt_id: str, config: Worker
         max(0.0, message.age_s),
         cache_key(message.tenant, message.cache_salt),
         message.background,
+        spans_from_pb(message.images),
+    )
+    check_images(
+        vision,
+        prompt,
+        spec.images,
+        num_prefill_tokens=spec.layout.split.num_prefill_tokens,
+        num_anchor_tokens=spec.layout.split.num_anchor_tokens,
+        prefill_layers=len(spec.layout.lower_layers),
     )
     longest, limit = max(spec.num_answer_tokens), config.max_context(shape)
     if len(prompt) + longest > limit:

@@ -122,7 +122,9 @@ class DecodeWorker:
         if self._draining or self._loaded is None:
             state = "is stopping" if self._draining else "is still loading its model"
             raise Unavailable(f"decode worker {self.config.worker_id} {state}; use another")
-        return self._loaded.runner.submit(read_spec(message, uuid.uuid4().hex, self.config, self.shape), deadline_s)
+        return self._loaded.runner.submit(
+            read_spec(message, uuid.uuid4().hex, self.config, self.shape, self._model.vision), deadline_s
+        )
 
     def end_children(self, attempt_id: str, indexes: Iterable[int]) -> None:
         """Some of an attempt's children need no more tokens. Harmless for those that have ended, or never were."""

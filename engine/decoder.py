@@ -117,8 +117,8 @@ class ForwardPass:
                 return
         hidden = self._embed()
         self._keep_states(hidden, 0)
-        positions = torch.cat([torch.arange(s.positions.start, s.positions.stop) for s in self._segments])
-        turn = decoder.frequencies.rotations(positions.to(decoder.device), decoder.layers.rotation_dtype)
+        positions = rotary_positions(self._segments).to(decoder.device)
+        turn = decoder.frequencies.rotations(positions, decoder.layers.rotation_dtype)
         for stage in plan_stages(self._segments, decoder.device):
             full, kv_only = _rows(stage.full, hidden, turn), _rows(stage.kv_only, hidden, turn)
             run = decoder.layers.run(StageWork(stage, full, kv_only, pool))
@@ -128,6 +128,7 @@ class ForwardPass:
                     hidden = run.x
                 else:
                     hidden[stage.full.rows] = run.x
+            self._add_deep(hidden, stage.layers.stop)
             self._keep_states(hidden, stage.layers.stop)
         self._logits = self._score(hidden)
 
@@ -140,6 +141,7 @@ class ForwardPass:
             if embedding is None:
                 raise InternalError("token ids were given, but the embedding is not held here")
             embedded = embed(torch.tensor(ids, device=device), embedding, self._decoder.config)
+            self._embed_images(embedded)
         parts: list[torch.Tensor] = []
         first = 0
         for segment in self._segments:
@@ -149,6 +151,26 @@ class ForwardPass:
                 parts.append(embedded[first : first + len(segment.positions)])
                 first += len(segment.positions)
         return embedded if first == self._rows[-1].stop else torch.cat(parts)
+
+    def _embed_images(self, embedded: torch.Tensor) -> None:
+        """Images' features in place of their tokens' embeddings [rows of token ids, h]."""
+        first = 0
+        for segment in self._segments:
+            if segment.token_ids is None:
+                continue
+            for rows, part, features in segment.kv.images.rows(segment.positions) if segment.kv.images is not None else ():
+                own = features.embeddings[part].to(embedded.device, embedded.dtype)
+                embedded[first + rows.start : first + rows.stop] = own
+            first += len(segment.positions)
+
+    def _add_deep(self, hidden: torch.Tensor, layer: int) -> None:
+        """Behind layers 0, 1, … some models add features of images to their tokens' states (DeepStack)."""
+        for segment, own in zip(self._segments, self._rows, strict=True):
+            images = segment.kv.images
+            if images is None or not 0 < layer <= segment.num_deep_layers:
+                continue
+            for rows, part, features in images.rows(segment.positions):
+                hidden[own.start : own.stop][rows] += features.deep[layer - 1][part].to(hidden.device, hidden.dtype)
 
     def _keep_states(self, hidden: torch.Tensor, layer: int) -> None:
         for index, (segment, rows) in enumerate(zip(self._segments, self._rows, strict=True)):
@@ -164,6 +186,19 @@ class ForwardPass:
             raise InternalError("logits were asked for, but the LM head is not held here")
         x = hidden[torch.tensor(rows, device=decoder.device)]
         return soft_cap(decoder.layers.score(x, decoder.final_norm, decoder.head), decoder.config.logit_softcap)
+
+
+def rotary_positions(segments: Sequence[Segment]) -> torch.Tensor:
+    """What rows turn by: their positions [n], or, where an image among them changes that, [3, n]."""
+    if not any(s.kv.images is not None and s.kv.images.has_grids for s in segments):
+        return torch.cat([torch.arange(s.positions.start, s.positions.stop) for s in segments])
+    parts = [
+        torch.arange(s.positions.start, s.positions.stop).expand(3, -1)
+        if s.kv.images is None
+        else torch.from_numpy(s.kv.images.rotary_positions(s.positions))
+        for s in segments
+    ]
+    return torch.cat(parts, dim=1)
 
 
 def _rows(group: RowGroup | None, hidden: torch.Tensor, turn: Rotations) -> StageRows | None:

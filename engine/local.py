@@ -12,12 +12,15 @@ from shoal.engine.kv_pool import KvPool
 from shoal.engine.local_request import LocalRequest, LocalResult, LocalToken, RunningRequest
 from shoal.engine.sampling import ConstraintMaker, Picked, TokenConstraint, TokenCounts, Want, pick
 from shoal.engine.segment import RequestKv, Segment
+from shoal.engine.vision import PromptImages, VisionEncoder
 from shoal.errors import AlreadyExists, InternalError, InvalidRequest, ShoalError, Unsupported
+from shoal.model_files import check_images
 from shoal.placement.batching import Batcher, TokenCursor
 from shoal.placement.blocks import BlockPool
 from shoal.placement.reservation import ReservationSize, check_fits_ever, decode_reservation
 from shoal.placement.tables import KvLayout, RequestTables
 from shoal.types import FinishReason, TokenLogprobs
+from shoal.visibility import Visibility
 
 __all__ = ["LocalEngine", "LocalRequest", "LocalResult", "LocalToken"]
 
@@ -33,7 +36,9 @@ class LocalEngine:
         token_budget: int = 512,
         max_step_requests: int = 256,
         make_constraint: ConstraintMaker | None = None,
+        vision: VisionEncoder | None = None,
     ) -> None:
+        """`vision`: sees the images of prompts, where the model does; closed by whoever made it."""
         if token_budget < 1 or max_step_requests < 1:
             raise InvalidRequest("token_budget and max_step_requests must be at least 1")
         self._decoder = decoder
@@ -41,9 +46,10 @@ class LocalEngine:
         self._token_budget = token_budget
         self._max_step_requests = max_step_requests
         self._make_constraint = make_constraint
+        self._vision = vision
         self.blocks = BlockPool(pool.num_blocks)
         self._batcher = Batcher()
-        self._waiting: dict[str, tuple[LocalRequest, ReservationSize]] = {}  # in order of arrival
+        self._waiting: dict[str, tuple[LocalRequest, ReservationSize, PromptImages | None]] = {}  # in order of arrival
         self._running: dict[str, RunningRequest] = {}
         self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}  # by key, until `run` hands them out
 
@@ -73,6 +79,7 @@ class LocalEngine:
                 f"shorten the prompt or lower max_tokens"
             )
         self._constrain(request)
+        images = self._see(request, visibility)
         size = decode_reservation(
             shape,
             self._pool.dtype,
@@ -83,7 +90,7 @@ class LocalEngine:
         )
         check_fits_ever(size, self.blocks.num_blocks)
         self._prompt_logprobs.pop(key, None)
-        self._waiting[key] = (request, size)
+        self._waiting[key] = (request, size, images)
 
     def cancel(self, key: str) -> None:
         """Drop a request and free its blocks; harmless for unknown and finished ones."""
@@ -138,7 +145,7 @@ class LocalEngine:
 
     def _admit(self) -> None:
         """In order of arrival, nobody overtaking: a large request must not starve behind small ones."""
-        for key, (request, size) in list(self._waiting.items()):
+        for key, (request, size, images) in list(self._waiting.items()):
             if size.num_blocks > self.blocks.num_free:
                 return
             del self._waiting[key]
@@ -152,9 +159,31 @@ class LocalEngine:
             counts = TokenCounts(request.prompt_ids, request.replay_token_ids) if sampling.has_penalties else None
             tokens = [*request.prompt_ids, *(request.continuation_ids or request.replay_token_ids)]
             request = replace(request, sampling=sampling)
-            self._running[key] = RunningRequest(request, tables, RequestKv.of(tables), tokens, counts, self._constrain(request))
+            kv = RequestKv.of(tables, images)
+            self._running[key] = RunningRequest(request, tables, kv, tokens, counts, self._constrain(request))
             num_to_run = len(tokens) - 1 if request.continuation_ids else len(tokens)
-            self._batcher.add(TokenCursor(key, 0, num_to_run, 0))  # a step may hold its last prefill and first decode tokens
+            whole = images.whole if images is not None else ()
+            self._batcher.add(
+                TokenCursor(key, 0, num_to_run, 0, whole=whole)
+            )  # a step may hold its last prefill and first decode tokens
+
+    def _see(self, request: LocalRequest, visibility: Visibility) -> PromptImages | None:
+        """Check and see a request's images. Raises InvalidRequest, Unsupported where nothing here sees any."""
+        vision, split = self._vision, visibility.split(len(request.prompt_ids))
+        if request.images and vision is None:
+            raise Unsupported("this engine sees no images; send text alone, or make it with the model's VisionEncoder")
+        spans = [image.span for image in request.images]
+        check_images(
+            None if vision is None else vision.config,
+            request.prompt_ids,
+            spans,
+            num_prefill_tokens=split.num_prefill_tokens,
+            num_anchor_tokens=split.num_anchor_tokens,
+            prefill_layers=visibility.depth(self._decoder.config.shape.num_layers),
+        )
+        if vision is None or not spans:
+            return None
+        return PromptImages.of(vision.config, spans, vision.encode(request.images))
 
     def _constrain(self, request: LocalRequest) -> TokenConstraint | None:
         """What the answer is held to, from where the replayed tokens left it."""

@@ -30,6 +30,7 @@ class RunTable:
                 run.geometry.num_anchors,
                 run.geometry.gap,
                 run.geometry.sink,
+                run.is_causal,
             )
             for run, ids in zip(runs, self._ids, strict=True)
         ]

@@ -30,13 +30,15 @@ class SlotGeometry:
 
 @dataclass(frozen=True, slots=True)
 class QueryRun:
-    """Consecutive rows of one request that attend, causally, to slots 0 … start_slot + num_rows − 1 of one table."""
+    """Consecutive rows of one request that attend to slots 0 … start_slot + num_rows − 1 of one table: causally, or all of them
+    to all (an image whose tokens see each other, or what is left of it)."""
 
     first_row: int  # in the stage's q
     num_rows: int
     start_slot: int  # of the first row
     block_ids: BlockIds  # [layers of the stage, blocks]
     geometry: SlotGeometry
+    is_causal: bool = True
 
     @property
     def num_slots(self) -> int:
@@ -47,7 +49,9 @@ class QueryRun:
         return self.geometry.first_visible_slot(self.start_slot, window)
 
     def needs_mask_beyond_causal(self, window: int | None) -> bool:
-        """Whether the window hides, from some row, a slot that a causal mask would show."""
+        """Whether the window hides, from some row, a slot that a causal mask would show, or the run is not causal."""
+        if not self.is_causal:
+            return True
         if window is None:
             return False
         last = self.num_slots - 1
@@ -63,7 +67,8 @@ def visible(runs: list[QueryRun], first_slots: list[int], num_keys: int, window:
 
     queries = column([run.start_slot for run in runs]) + torch.arange(runs[0].num_rows).view(1, -1, 1)
     keys = column(first_slots) + torch.arange(num_keys).view(1, 1, -1)
-    seen = keys <= queries
+    last = column([run.num_slots - 1 for run in runs])
+    seen = keys <= torch.where(torch.tensor([run.is_causal for run in runs]).view(-1, 1, 1), queries, last)
     if window is not None:
         alpha, gap = column([r.geometry.num_anchors for r in runs]), column([r.geometry.gap for r in runs])
         sink = torch.tensor([r.geometry.sink for r in runs]).view(-1, 1, 1)

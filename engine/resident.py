@@ -1,5 +1,6 @@
 """A model in a worker's memory: weights, KV pool and what the worker says about them. Knows no requests and no transport."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,10 +9,14 @@ import torch
 from shoal.config.worker import WorkerConfig
 from shoal.engine.decoder import Decoder, HeldLayers, LoadReport
 from shoal.engine.kv_pool import KvPool
+from shoal.engine.vision import VisionEncoder
+from shoal.engine.vision.tower import VisionTower, missing_library
 from shoal.errors import InvalidConfig
 from shoal.model_files import ModelFiles, open_model
 from shoal.placement.blocks import BlockPool
 from shoal.types import Fingerprint, ModelShape
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,16 @@ def load_resident(
     decoder, report = Decoder.load(model, dtype=config.dtype, held=held, backend=config.backend, device=device, progress=progress)
     pool = KvPool(model.config.shape, num_blocks, config.block_size, config.dtype, device)
     return Resident(model, decoder, pool, BlockPool(num_blocks), report)
+
+
+def load_vision(model: ModelFiles, config: WorkerConfig) -> VisionEncoder | None:
+    """What sees images for a prefill worker; None for a model of text, or where libraries are missing (logged). Blocking."""
+    if model.vision is None:
+        return None
+    if reason := missing_library():
+        _log.warning("images are not served, text is: %s", reason)
+        return None
+    return VisionEncoder(VisionTower.load(model, config.dtype, _device(config.device)), config.num_threads)
 
 
 def _device(name: str) -> torch.device:

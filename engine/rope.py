@@ -54,18 +54,22 @@ class Frequencies:
 
     everywhere: torch.Tensor  # [head_dim / 2] float32
     in_windows: torch.Tensor | None  # None: the same
+    axes: torch.Tensor | None = None  # [head_dim / 2] by time (0), height (1) or width (2) of three positions; M-RoPE
 
     @classmethod
     def of(cls, config: DecoderConfig, device: torch.device | str = "cpu") -> "Frequencies":
         """Both of a model's rotary embeddings, or its only one."""
         head_dim, local = config.shape.head_dim, config.local_rope
         own = inverse_frequencies(config.rope, head_dim, device)
-        return cls(own, None if local is None else inverse_frequencies(local, head_dim, device))
+        axes = None if config.mrope_section is None else mrope_axes(config.mrope_section, head_dim // 2).to(device)
+        return cls(own, None if local is None else inverse_frequencies(local, head_dim, device), axes)
 
     def rotations(self, positions: torch.Tensor, dtype: torch.dtype) -> Rotations:
-        """Of rows at `positions` [n]."""
-        own = rotation(positions, self.everywhere, dtype)
-        return Rotations(own, own if self.in_windows is None else rotation(positions, self.in_windows, dtype))
+        """Of rows at `positions` [n], or [3, n] in time, height and width."""
+        if positions.dim() == 2 and self.axes is not None:
+            return Rotations.same(rotation(positions[self.axes].t().unsqueeze(1), self.everywhere, dtype))
+        own = rotation(positions[:, None, None], self.everywhere, dtype)
+        return Rotations(own, own if self.in_windows is None else rotation(positions[:, None, None], self.in_windows, dtype))
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -74,7 +78,15 @@ def inverse_frequencies(config: RopeConfig, head_dim: int, device: torch.device 
     return 1.0 / config.theta**exponents / torch.tensor(config.frequency_factors(head_dim), device=device)
 
 
+def mrope_axes(section: tuple[int, int, int], num_pairs: int) -> torch.Tensor:
+    """Which of a row's three positions each pair turns by, interleaved: [num_pairs]."""
+    axes = torch.zeros(num_pairs, dtype=torch.int64)
+    for axis in (1, 2):
+        axes[axis : 3 * section[axis] : 3] = axis
+    return axes
+
+
 def rotation(positions: torch.Tensor, frequencies: torch.Tensor, dtype: torch.dtype) -> Rotation:
-    """The rotation of rows at `positions` [n]; angles in float32, results in `dtype`."""
-    angles = positions.to(torch.float32)[:, None, None] * frequencies
+    """The rotation of rows at `positions` [n, 1, 1 or pairs]; angles in float32, results in `dtype`."""
+    angles = positions.to(torch.float32) * frequencies
     return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 import torch
 
+from shoal.engine.vision.prompt_images import PromptImages
 from shoal.errors import InternalError
 from shoal.placement.tables import BlockTable, KvLayout, RequestTables
 from shoal.visibility import VisibilityKind
@@ -25,16 +26,17 @@ class LogitRows(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestKv:
-    """Where one request's KV lives: its layout and the block tables of its two visible sets."""
+    """Where one request's KV lives: its layout and the block tables of its two visible sets; and what its images change."""
 
     layout: KvLayout
     lower: BlockTable
     upper: BlockTable
+    images: PromptImages | None = None  # of its prompt
 
     @classmethod
-    def of(cls, tables: RequestTables) -> "RequestKv":
+    def of(cls, tables: RequestTables, images: PromptImages | None = None) -> "RequestKv":
         """The view of a request's tables that segments carry; later `reserve` calls are seen through it."""
-        return cls(tables.layout, tables.lower, tables.upper)
+        return cls(tables.layout, tables.lower, tables.upper, images)
 
     def is_lower(self, layer: int) -> bool:
         """Whether `layer` belongs to the lower visible set."""
@@ -62,6 +64,14 @@ class Segment:
     states: torch.Tensor | None = None  # [n, h], when it is K
     keep_states: bool = False  # hand the hidden states at layers.stop back
     logits: LogitRows = LogitRows.NONE
+
+    @property
+    def num_deep_layers(self) -> int:
+        """Layers behind which features of images among these rows are added."""
+        images = self.kv.images
+        if images is None or self.token_ids is None or not any(True for _ in images.rows(self.positions)):
+            return 0
+        return min(images.num_deep_layers, self.layers.stop)
 
     def __post_init__(self) -> None:
         if not self.positions or (self.token_ids is None) == (self.states is None):

@@ -5,7 +5,7 @@ Rows of a step are its segments' tokens in order, each segment contiguous.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from shoal.engine.query_runs import QueryRun, SlotGeometry
 from shoal.engine.segment import Segment
+from shoal.engine.vision.prompt_images import PromptImages
 from shoal.errors import InternalError
 from shoal.placement.blocks import BlockIds
 from shoal.visibility import VisibilityKind
@@ -51,6 +52,7 @@ def plan_stages(segments: Sequence[Segment], device: torch.device) -> list[Stage
     for s in segments:
         cuts |= {s.layers.start, s.layers.stop, s.kv_only_layers.start, s.kv_only_layers.stop}
         cuts.add(s.kv.layout.lower_layers.stop)
+        cuts |= set(range(s.num_deep_layers + 1))
     stages = []
     for start, stop in pairwise(sorted(cuts)):
         full = [(s, r) for s, r in zip(segments, ranges, strict=True) if start in s.layers]
@@ -97,8 +99,10 @@ def _row_group(active: list[tuple[Segment, range]], layers: range, num_rows: int
 
 
 def _query_runs(full: list[Segment], layers: range) -> list[QueryRun]:
-    """One run per segment; neighbours that continue one another in the same table become one."""
+    """One run per segment; neighbours that continue one another in the same table become one. Images whose tokens see each other
+    are cut out as runs of their own."""
     runs: list[QueryRun] = []
+    images: dict[int, PromptImages] = {}  # by the first row of a run
     first_row, previous = 0, None
     for segment in full:
         slots = segment.kv.slots(layers.start, segment.positions)
@@ -107,8 +111,25 @@ def _query_runs(full: list[Segment], layers: range) -> list[QueryRun]:
             last = runs.pop()
             run = QueryRun(last.first_row, last.num_rows + len(slots), last.start_slot, last.block_ids, last.geometry)
         runs.append(run)
+        if segment.kv.images is not None and segment.kv.is_lower(layers.start):  # there slot = position
+            images[run.first_row] = segment.kv.images
         first_row, previous = first_row + len(slots), segment
-    return runs
+    if not images:
+        return runs
+    return [piece for run in runs for piece in (_cut(run, images[run.first_row]) if run.first_row in images else [run])]
+
+
+def _cut(run: QueryRun, images: PromptImages) -> list[QueryRun]:
+    return [
+        replace(
+            run,
+            first_row=run.first_row + slots.start - run.start_slot,
+            num_rows=len(slots),
+            start_slot=slots.start,
+            is_causal=is_causal,
+        )
+        for slots, is_causal in images.pieces(range(run.start_slot, run.num_slots))
+    ]
 
 
 def slot_geometry(segment: Segment, layer: int) -> SlotGeometry:

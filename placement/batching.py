@@ -13,6 +13,8 @@ The rule of a step, which starves nobody:
    all. So a long prompt progresses steadily, whatever arrives after it.
 4. The rest goes to the highest rank's pieces with the fewest tokens left, ties by arrival. So short prompts pass a long one by.
 5. What is then still left goes back to the first. Chunks are listed in arrival order, each request at most once.
+6. Tokens that see each other (an image of some models) run in one chunk: a chunk that would end among them ends before them.
+   Where that leaves the first nothing, it runs them whole, whatever the budget.
 
 Background requests (nobody waits for them) stand outside these rules: after all others, and from what the step has left, they get
 a 64th of the budget between them, a 16th where they are alone; so others wait for a short step at most. Under a load that fills
@@ -42,6 +44,7 @@ class TokenCursor:
     num_computed: int
     rank: int = 0  # of its class; a higher one goes before
     is_background: bool = False
+    whole: tuple[range, ...] = ()  # positions of which a chunk runs all that are left, or none; in order
 
     def __post_init__(self) -> None:
         if self.num_prefill_tokens < 0 or not 0 <= self.num_computed <= self.num_known:
@@ -63,6 +66,20 @@ class TokenCursor:
     def num_piece_tokens(self) -> int:
         """Tokens from here to `piece_stop`."""
         return self.piece_stop - self.num_computed
+
+    def uncut(self, num_tokens: int) -> int:
+        """At most so many tokens of the piece, ending before any of `whole` that they would cut."""
+        stop = self.num_computed + num_tokens
+        for span in self.whole:
+            if span.start < stop < span.stop:
+                return max(0, span.start - self.num_computed)
+        return num_tokens
+
+    @property
+    def num_least_tokens(self) -> int:
+        """The shortest chunk there is: one token, or all that is left of `whole` ones that are next."""
+        ends = [span.stop for span in self.whole if span.start <= self.num_computed < span.stop]
+        return ends[0] - self.num_computed if ends else 1
 
     @property
     def is_decode_row(self) -> bool:
@@ -210,12 +227,12 @@ class Batcher:
         shares = {first.key: need if need <= num_tokens else -(-num_tokens // 2)}
         left = num_tokens - shares[first.key]
         for cursor in sorted(others, key=lambda cursor: (-cursor.rank, cursor.num_piece_tokens)):
-            share = min(cursor.num_piece_tokens, left)
+            share = cursor.uncut(min(cursor.num_piece_tokens, left))
             if len(shares) == num_requests or share < min(min_tokens, cursor.num_piece_tokens):
                 break
             shares[cursor.key] = share
             left -= share
-        shares[first.key] = min(need, shares[first.key] + left)
+        shares[first.key] = first.uncut(min(need, shares[first.key] + left)) or first.num_least_tokens
         return [Chunk(c.key, c.num_computed, c.num_computed + shares[c.key]) for c in waiting if c.key in shares]
 
     def _first(self, waiting: list[TokenCursor]) -> TokenCursor:
@@ -231,7 +248,9 @@ def _cut_background(waiting: list[TokenCursor], num_tokens: int, num_requests: i
     """In order of arrival, as far as both go."""
     chunks: list[Chunk] = []
     for cursor in waiting[: max(0, num_requests)]:
-        share = min(cursor.num_piece_tokens, num_tokens)
+        share = cursor.uncut(min(cursor.num_piece_tokens, num_tokens))
+        if share < 1 and not chunks and num_tokens > 0:
+            share = cursor.num_least_tokens
         if share < 1:
             break
         chunks.append(Chunk(cursor.key, cursor.num_computed, cursor.num_computed + share))

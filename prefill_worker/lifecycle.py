@@ -16,7 +16,8 @@ from shoal.engine.holdings import Holding, HoldingQueue, HoldingSize
 from shoal.engine.resident import Resident
 from shoal.engine.segment import RequestKv
 from shoal.engine.state_store import StateStore, num_state_blocks, state_range
-from shoal.errors import Cancelled, DeadlineExceeded, InternalError, ShoalError
+from shoal.engine.vision import PromptImages, VisionEncoder
+from shoal.errors import Cancelled, DeadlineExceeded, InternalError, ShoalError, Unsupported
 from shoal.kv_transfer import DecodeTarget, OutgoingTransfer, SentReport, TransferClient
 from shoal.placement.prefix_cache import PrefixCache
 from shoal.placement.reservation import prefill_reservation
@@ -34,8 +35,16 @@ _log = logging.getLogger(__name__)
 class TaskRunner:
     """Starts, watches and ends tasks. Belongs to the event loop."""
 
-    def __init__(self, config: WorkerConfig, resident: Resident, transfers: TransferClient, steps: PrefillStepLoop) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        resident: Resident,
+        transfers: TransferClient,
+        steps: PrefillStepLoop,
+        vision: VisionEncoder | None = None,
+    ) -> None:
         self._config = config
+        self._vision = vision
         self._resident = resident
         self._transfers = transfers
         self._steps = steps
@@ -112,10 +121,11 @@ class TaskRunner:
             prefixes = self._prefixes
             keys = prefixes.keys(spec) if prefixes is not None else None
             query = prefixes.query(spec, keys) if prefixes is not None and keys is not None else None
+            images = await self._see(spec)
             holding = await self.holdings.reserve(spec.layout, self._size(spec, len(kept)), spec.turn, query)
             held.set_result(holding)
             task.num_cached = holding.num_cached_tokens
-            kv = RequestKv.of(holding.tables)
+            kv = RequestKv.of(holding.tables, images)
             states = StateStore(resident.pool, holding.state_blocks, kept, resident.shape.hidden_size) if kept else None
             task.move(TaskState.HOLDING)
             log_event(
@@ -154,6 +164,15 @@ class TaskRunner:
             opening.cancel()
             await asyncio.wait((opening,))
             opening.cancelled() or opening.exception()  # the task has been told
+
+    async def _see(self, spec: PrefillSpec) -> PromptImages | None:
+        """What the prompt's images come to. Before anything is held: a damaged one is its request's error alone."""
+        if not spec.images:
+            return None
+        if self._vision is None:
+            raise Unsupported(f"prefill worker {self._config.worker_id} cannot see images; its log says why")
+        features = await self._vision.encode_soon(spec.images, spec.cache_salt)
+        return PromptImages.of(self._vision.config, [image.span for image in spec.images], features)
 
     async def _open(self, task: PrefillTask, source: PrefillSource) -> OutgoingTransfer:
         """Open the transfer and hand it to the task, which ends at once when decode refuses it."""

@@ -41,10 +41,11 @@ class PrefillPrefixes:
             "|late" if visibility.late else ""
         )  # late tasks leave no upper KV, so they share with their like
         root = prefix_root(own.revision, own.adapter, visibility, own.num_layers, salt)
-        chain = PrefixChain(root, self._pool.block_size, spec.token_ids)
+        spans = [image.span for image in spec.images]
+        chain = PrefixChain(root, self._pool.block_size, spec.token_ids, spans)
         anchor_ids = spec.token_ids[: visibility.anchor_tokens]
         has_all = 0 < visibility.anchor_tokens == len(anchor_ids)
-        return PrefillKeys(chain, anchors_digest(root, anchor_ids) if has_all else None)
+        return PrefillKeys(chain, anchors_digest(root, anchor_ids, spans) if has_all else None)
 
     def query(self, spec: PrefillSpec, keys: PrefillKeys) -> PrefixQuery | None:
         """What would serve the task: whole blocks, so that at least its last token is run."""

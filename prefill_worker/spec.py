@@ -6,10 +6,12 @@ from shoal.config.worker import WorkerConfig
 from shoal.errors import InvalidRequest, Mismatch
 from shoal.kv_transfer.handle import Handle
 from shoal.kv_transfer.wire import MAX_ID_CHARACTERS
+from shoal.model_files import VisionConfig, check_images
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.placement.plan import TransferPlan, make_plan
 from shoal.placement.prefix_keys import cache_key
 from shoal.placement.tables import KvLayout
+from shoal.rpc.image_spans import images_from_pb
 from shoal.types import USUAL_TURN, Fingerprint, ModelShape, PromptImage, Turn
 
 
@@ -41,9 +43,15 @@ class PrefillSpec:
 
 
 def read_spec(
-    message: worker_pb2.PrefillRequest, config: WorkerConfig, shape: ModelShape, fingerprint: Fingerprint
+    message: worker_pb2.PrefillRequest,
+    config: WorkerConfig,
+    shape: ModelShape,
+    fingerprint: Fingerprint,
+    vision: VisionConfig | None = None,
 ) -> PrefillSpec:
-    """Translate and check a task. Raises InvalidRequest, or Mismatch when this side's plan is not the reserved one."""
+    """Translate and check a task. Raises InvalidRequest, Unsupported for images where the model sees none, or Mismatch when this
+    side's plan is not the reserved one.
+    """
     if not 0 < len(message.attempt_id) <= MAX_ID_CHARACTERS:
         raise InvalidRequest(f"an attempt id has 1 … {MAX_ID_CHARACTERS} characters; send the one that decode reserved")
     visibility = config.accept_visibility(message.visibility, shape.num_layers)
@@ -59,6 +67,15 @@ def read_spec(
         )
     if max(token_ids) >= shape.vocab_size:
         raise InvalidRequest(f"token id {max(token_ids)} lies outside the vocabulary of {shape.vocab_size}")
+    images = images_from_pb(message.images)
+    check_images(
+        vision,
+        token_ids,
+        [image.span for image in images],
+        num_prefill_tokens=layout.split.num_prefill_tokens,
+        num_anchor_tokens=layout.split.num_anchor_tokens,
+        prefill_layers=len(layout.lower_layers),
+    )
     plan = make_plan(
         shape,
         config.dtype,
@@ -76,4 +93,4 @@ def read_spec(
     handle = Handle(message.attempt_id, fingerprint, str(visibility), num_prompt, num_cached, plan.digest)
     turn, salt = Turn.parse(message.priority, message.tenant), cache_key(message.tenant, message.cache_salt)
     target = message.decode_address, message.decode_worker_id, message.decode_epoch
-    return PrefillSpec(layout, token_ids, plan, handle, *target, turn, salt, message.background)
+    return PrefillSpec(layout, token_ids, plan, handle, *target, turn, salt, message.background, images)

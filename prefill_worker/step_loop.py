@@ -63,9 +63,10 @@ class PrefillStepLoop(StepLoop[PrefillStep, None]):
         key, num_tokens = work.task.spec.attempt_id, len(work.task.spec.token_ids)
         self._work[key] = work
         rank, is_background = work.task.spec.turn.priority.rank, work.task.spec.is_background
+        whole = work.kv.images.whole if work.kv.images is not None else ()
         work.task.num_computed = work.num_cached
         self.tally.prompts.add(num_tokens - work.num_cached)
-        self._batcher.add(TokenCursor(key, num_tokens, num_tokens, work.num_cached, rank, is_background))
+        self._batcher.add(TokenCursor(key, num_tokens, num_tokens, work.num_cached, rank, is_background, whole))
         work.task.complete(work.task.export.states_kept(work.num_cached))
         self.wake()
 

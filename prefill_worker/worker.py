@@ -18,7 +18,8 @@ from shoal.engine.affinity import keep_to_cpus
 from shoal.engine.health import keep_health
 from shoal.engine.holdings import GROUPS
 from shoal.engine.load_report import report_queue, work_report
-from shoal.engine.resident import Resident, fingerprint_of, load_resident, open_for
+from shoal.engine.resident import Resident, fingerprint_of, load_resident, load_vision, open_for
+from shoal.engine.vision import VisionEncoder
 from shoal.engine.weights import HeldLayers
 from shoal.errors import AlreadyExists, InternalError, InvalidConfig, Unavailable
 from shoal.kv_transfer import DecodeTarget, TransferClient
@@ -85,11 +86,12 @@ class PrefillWorker:
             full, kv_only = deepest_layers(config.allowed_policies(self.shape.num_layers), self.shape.num_layers)
             held = HeldLayers(full, kv_only, embedding=True, head=False)
             resident = await asyncio.to_thread(load_resident, self._model, config, held, self._progress)
+            vision = await asyncio.to_thread(load_vision, self._model, config)
         except BaseException:
             await self._transfers.close()
             await server.stop()
             raise
-        self._loaded = self._assemble(resident)
+        self._loaded = self._assemble(resident, vision)
         await server.set_serving(True)
         loaded, patience_s = self._loaded, config.stall_timeout_s
         self._health = asyncio.create_task(keep_health(lambda: loaded.standing, server.set_serving, patience_s), name="health")
@@ -111,6 +113,8 @@ class PrefillWorker:
             self._loaded.stepping.cancel()
             self._health.cancel()
             await asyncio.to_thread(self._loaded.steps.close)
+            if self._loaded.vision is not None:
+                await asyncio.to_thread(self._loaded.vision.close)
 
     async def wait_for_termination(self) -> None:
         """Return when the server has stopped."""
@@ -125,7 +129,7 @@ class PrefillWorker:
         if self._draining or self._loaded is None:
             state = "is stopping" if self._draining else "is still loading its model"
             raise Unavailable(f"prefill worker {self.config.worker_id} {state}; use another")
-        spec = read_spec(message, self.config, self.shape, self._fingerprint)
+        spec = read_spec(message, self.config, self.shape, self._fingerprint, self._model.vision)
         if any(task.spec.attempt_id == spec.attempt_id for task in self._loaded.runner.tasks):
             raise AlreadyExists(f"attempt {spec.attempt_id} is being prefilled already; reserve again to retry")
         return self._loaded.runner.submit(spec, deadline_s)
@@ -160,9 +164,9 @@ class PrefillWorker:
         """The same, and what it has done since it started."""
         return work_report(self.load(), self._loaded.steps.tally if self._loaded is not None else None)
 
-    def _assemble(self, resident: Resident) -> "_Loaded":
+    def _assemble(self, resident: Resident, vision: VisionEncoder | None) -> "_Loaded":
         steps = PrefillStepLoop(resident, self.config, layer_done=self._layer_done)
-        runner = TaskRunner(self.config, resident, self._transfers, steps)
+        runner = TaskRunner(self.config, resident, self._transfers, steps, vision)
         blocks, holdings = resident.blocks, runner.holdings
         metrics.TOTAL_BLOCKS.set(blocks.num_blocks)
         metrics.USED_BLOCKS.set_function(lambda: blocks.num_used)
@@ -173,7 +177,7 @@ class PrefillWorker:
         metrics.WAITING_REQUESTS.set_function(lambda: holdings.num_waiting)
         stepping = asyncio.create_task(steps.run(), name="prefill-steps")
         stepping.add_done_callback(self._stepping_ended)
-        return _Loaded(resident, steps, runner, stepping)
+        return _Loaded(resident, steps, runner, stepping, vision)
 
     def _stepping_ended(self, stepping: asyncio.Task[None]) -> None:
         """Without its step loop the worker can do nothing: say so, and let nobody wait."""
@@ -194,6 +198,7 @@ class _Loaded:
     steps: PrefillStepLoop
     runner: TaskRunner
     stepping: asyncio.Task[None]
+    vision: VisionEncoder | None
 
     @property
     def standing(self) -> Standing:

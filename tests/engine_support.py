@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from shoal.engine.decoder import Decoder, HeldLayers
 from shoal.engine.kernels import KernelsUnavailable, kernels
@@ -27,6 +27,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mistral-window": {"architecture": "mistral", "sliding_window": WINDOW},
     "qwen2-bias-mixed-windows": {"architecture": "qwen2", "sliding_window": WINDOW, "num_global_layers": 2},
     "qwen3-qk-norm-tied": {"architecture": "qwen3", "tied_embeddings": True, "num_heads": 6, "head_dim": 8},
+    "qwen3-vl": {"architecture": "qwen3_vl"},
     "gemma": {"architecture": "gemma"},
     "gemma2-caps-window": {"architecture": "gemma2", "sliding_window": WINDOW},
     "gemma3-window": {"architecture": "gemma3_text", "sliding_window": WINDOW, "num_layers": 7},
@@ -66,9 +67,26 @@ def reference(variant: str = "llama") -> PreTrainedModel:
 
 
 def transformers_model(folder: Path) -> PreTrainedModel:
-    """A folder's weights in transformers, eager attention."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    """A folder's weights in transformers, eager attention; of a model that sees images, its text half."""
+    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    if open_model(str(folder)).vision is not None:
+        return TextHalf(AutoModelForImageTextToText.from_pretrained(folder, **options).eval())  # type: ignore[return-value]
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, **options)
     return model.eval()
+
+
+class TextHalf:
+    """A model that sees images, as far as text goes, with the names of one that does not."""
+
+    def __init__(self, whole: PreTrainedModel) -> None:
+        self.whole = whole
+        self.model, self.lm_head, self.config = whole.model.language_model, whole.lm_head, whole.config.text_config
+
+    def eval(self) -> "TextHalf":
+        return self
+
+    def __call__(self, token_ids: torch.Tensor) -> Any:
+        return self.whole(token_ids)
 
 
 @cache

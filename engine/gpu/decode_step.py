@@ -98,7 +98,9 @@ class _Batch:
         slots[:] = -1
         for at, segment in enumerate(segments):
             position, token_ids = segment.positions.start, segment.token_ids or (0,)
-            rows[0, at], rows[1, at] = token_ids[0], position
+            images = segment.kv.images
+            turned = position if images is None else int(images.rotary_positions(segment.positions)[0, 0])
+            rows[0, at], rows[1, at] = token_ids[0], turned
             lower = len(segment.kv.layout.lower_layers)
             slots[:lower, at] = position
             slots[lower:, at] = segment.kv.layout.upper_slot(position)

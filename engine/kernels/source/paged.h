@@ -11,12 +11,13 @@
 
 namespace shoal {
 
-// One run as Python lays it out: eight 64-bit integers.
+// One run as Python lays it out: nine 64-bit integers.
 struct Run {
   int64_t first_row, num_rows, start_slot;
   int64_t blocks;        // address of int32 block ids, first layer of the stage
   int64_t layer_stride;  // bytes from one layer's ids to the next
   int64_t num_anchors, gap, sink;
+  int64_t is_causal;  // else every row sees up to the run's last slot
 
   const int32_t* ids(long layer) const { return reinterpret_cast<const int32_t*>(blocks + layer * layer_stride); }
   long num_slots() const { return start_slot + num_rows; }
@@ -31,7 +32,7 @@ struct Seen {
 };
 
 inline Seen seen_from(const Run& run, long slot, long window) {
-  Seen seen{0, 0, slot + 1};
+  Seen seen{0, 0, run.is_causal ? slot + 1 : run.num_slots()};
   if (window <= 0) return seen;
   const long alpha = run.num_anchors;
   const long position = slot < alpha ? slot : slot + run.gap;

@@ -174,14 +174,14 @@ struct Tiles {
       std::memcpy(query + i * ldq, from, call.d * sizeof(T));
     }
     const long start = run.start_slot + first_row;
-    const long low = seen_from(run, start, call.window).low, high = start + some;
+    const long low = seen_from(run, start, call.window).low, high = run.is_causal ? start + some : run.num_slots();
     for (long block = 0; block * keys < high; ++block) {
       const long first = block * keys;
       if (first + keys <= low && first >= sink_end) continue;
       const uint32_t *own_keys = key_blocks + block * key_size(), *own_values = value_blocks + block * value_size();
       for (long row = 0; row < used; row += kRowsAtOnce) {
         const long rows = std::min(kRowsAtOnce, used - row), whole = whole_tiles(rows);
-        const long seen_to = start + (row + rows - 1) / group + 1;  // behind the last slot that these rows see
+        const long seen_to = run.is_causal ? start + (row + rows - 1) / group + 1 : high;  // behind the last slot that these rows see
         if (first >= seen_to) continue;
         const long columns = std::min(keys, (seen_to - first + kColumns - 1) / kColumns * kColumns);
         for (long at = 0; at < columns; at += kColumns) {

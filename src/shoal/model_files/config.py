@@ -31,6 +31,7 @@ class DecoderConfig:
     local_rope: RopeConfig | None = None  # of window layers, where it is another one (Gemma 3)
     attention_softcap: float | None = None  # scores become cap · tanh(score / cap) (Gemma 2)
     logit_softcap: float | None = None  # and so do logits
+    mrope_section: tuple[int, int, int] | None = None  # pairs of a head that turn by time, height and width (Qwen3-VL)
 
     def __post_init__(self) -> None:
         shape = self.shape
@@ -52,6 +53,10 @@ class DecoderConfig:
         scales = [self.rms_eps, self.embedding_scale, self.attention_scale, self.attention_softcap, self.logit_softcap]
         if not all(scale is None or 0 < scale < math.inf for scale in scales):
             raise InvalidConfig("the norms' epsilon, scales and soft caps must be finite and greater than 0")
+        if self.mrope_section is not None and (
+            min(self.mrope_section) < 0 or sum(self.mrope_section) != shape.head_dim // 2 or self.local_rope is not None
+        ):
+            raise InvalidConfig(f"mrope_section {self.mrope_section} does not share out {shape.head_dim // 2} pairs")
         for rope in (self.rope, self.local_rope):
             if rope is not None:
                 rope.check(shape.head_dim)
@@ -68,7 +73,8 @@ class DecoderConfig:
     @property
     def rope_text(self) -> str:
         """Of both rotary embeddings, for the fingerprint."""
-        return str(self.rope) if self.local_rope is None else f"{self.rope} local=({self.local_rope})"
+        text = str(self.rope) if self.local_rope is None else f"{self.rope} local=({self.local_rope})"
+        return text if self.mrope_section is None else f"{text} sections={self.mrope_section}"
 
     @property
     def text(self) -> str:
@@ -102,6 +108,7 @@ _LATER_FIELDS = {  # and their values in Llama's family
     "local_rope": None,
     "attention_softcap": None,
     "logit_softcap": None,
+    "mrope_section": None,
 }
 
 

@@ -48,6 +48,7 @@ class Family:
     local_theta: float | None = None  # window layers turn by this rotary base of their own
     theta: float = 10_000.0  # where the file does not say
     is_tied: bool = False  # where the file does not say
+    has_mrope: bool = False  # image tokens turn by time, height and width (M-RoPE, interleaved); text turns as usual
     hf_defaults: Mapping[str, object] = field(default_factory=dict)  # fields that config.json may leave out
     hf_names: Mapping[Part, str] = field(default_factory=dict)  # of tensors, where they differ from Llama's
 
@@ -63,6 +64,14 @@ FAMILIES: dict[str, Family] = {  # by config.json's model_type
     "mistral": Family("MistralForCausalLM", None, "Mistral 7B (GGUF files call it llama)", windows=Windows.ALL),
     "qwen2": Family("Qwen2ForCausalLM", "qwen2", "Qwen2, Qwen2.5", qkv_bias=True, windows=Windows.OPTIONAL),
     "qwen3": Family("Qwen3ForCausalLM", "qwen3", "Qwen3 (dense)", qk_norm=True, windows=Windows.OPTIONAL),
+    "qwen3_vl_text": Family(
+        "Qwen3VLForConditionalGeneration",
+        None,
+        "Qwen3-VL (dense)",
+        qk_norm=True,
+        theta=500_000.0,
+        has_mrope=True,
+    ),
     "gemma": Family(
         "GemmaForCausalLM",
         "gemma",

@@ -9,11 +9,12 @@ from pathlib import Path
 from shoal.errors import InvalidConfig
 from shoal.model_files.config import MAX_LAYERS, DecoderConfig, window_pattern
 from shoal.model_files.families import Activation, Family, Windows, family_of
-from shoal.model_files.hf_rope import read_ropes
+from shoal.model_files.hf_rope import read_mrope_section, read_ropes
 from shoal.model_files.json_fields import Json, flag, ids, integer, number, object_of
 from shoal.model_files.safetensors_files import read_json
 from shoal.types import ModelShape
 
+TEXT_PARTS = {"gemma3": "gemma3_text", "qwen3_vl": "qwen3_vl_text"}  # by the whole model's model_type
 _DEFAULT_WINDOW = 4096  # what transformers takes where the field is absent; null means none
 _MAX_WORDS = 1000  # of a value that is quoted
 _ACTIVATIONS: dict[Activation, tuple[object, ...]] = {
@@ -73,15 +74,18 @@ def _decoder_config(config: Json, generation: Json) -> DecoderConfig:
         local_rope=local_rope,
         attention_softcap=caps[0],
         logit_softcap=caps[1],
+        mrope_section=read_mrope_section(config) if family.has_mrope else None,
     )
 
 
 def text_part(config: Json) -> Json:
-    """The decoder's fields of a model that sees images too (Gemma 3 from 4B on): of such a model the text half is served."""
-    if config.get("model_type") != "gemma3":
+    """The decoder's fields of a model that sees images too (Gemma 3 from 4B on, Qwen3-VL)."""
+    text_type = TEXT_PARTS.get(str(config.get("model_type")))
+    if text_type is None:
         return config
     outer = {name: config[name] for name in ("eos_token_id", "bos_token_id", "quantization_config") if name in config}
-    return {**outer, **object_of(config, "text_config"), "model_type": "gemma3_text"}
+    head = {"tie_word_embeddings": config.get("tie_word_embeddings")} if text_type == "qwen3_vl_text" else {}
+    return {**outer, **object_of(config, "text_config"), **head, "model_type": text_type}
 
 
 def _refuse(architecture: str, family: Family, config: Json) -> None:

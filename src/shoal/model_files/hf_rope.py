@@ -2,7 +2,7 @@
 
 from shoal.errors import InvalidConfig
 from shoal.model_files.families import Family
-from shoal.model_files.json_fields import Json, integer, number, object_of
+from shoal.model_files.json_fields import Json, flag, integer, number, object_of
 from shoal.model_files.rope import RopeConfig, RopeKind
 
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
@@ -21,6 +21,17 @@ def read_ropes(config: Json, family: Family, max_context: int) -> tuple[RopeConf
     base = {"rope_theta": config.get("rope_local_base_freq")}
     mine = object_of(given, _GLOBAL) if _GLOBAL in given or _LOCAL in given else given
     return _rope(config, mine, family.theta, max_context), _rope(base, local, family.local_theta, max_context)
+
+
+def read_mrope_section(config: Json) -> tuple[int, int, int]:
+    """Pairs that turn by time, height and width. Raises InvalidConfig, also where they are not interleaved."""
+    given = object_of(config, "rope_parameters") or object_of(config, "rope_scaling")
+    if not flag(given, "mrope_interleaved", True):
+        raise InvalidConfig("mrope_interleaved false is not supported")
+    section = given.get("mrope_section", [24, 20, 20])
+    if not isinstance(section, list) or len(section) != 3 or not all(type(count) is int for count in section):
+        raise InvalidConfig(f"mrope_section {section!r} should be three counts")
+    return section[0], section[1], section[2]
 
 
 def _rope(config: Json, given: Json, theta: float, max_context: int) -> RopeConfig:

@@ -6,7 +6,8 @@ The weights are scaled so that attention, norms, biases and the LM head all matt
 import json
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,10 @@ import numpy.typing as npt
 from shoal.errors import InvalidConfig
 from shoal.model_files.config import DecoderConfig, window_pattern
 from shoal.model_files.families import Activation, Family, Windows, family_of
-from shoal.model_files.hf_config import read_hf_config
+from shoal.model_files.hf_config import TEXT_PARTS, read_hf_config
 from shoal.model_files.parts import NORMS, Part
 from shoal.model_files.random_tokenizer import BOS_ID, EOS_ID, MIN_VOCAB_SIZE, write_random_tokenizer
+from shoal.model_files.random_vision import random_vision, vision_values
 from shoal.model_files.tensors import FileFormat, part_shape, required_parts, tensor_name
 from shoal.types import DType
 
@@ -50,15 +52,15 @@ def write_random_model(
     """Write config.json, safetensors, tokenizer.json and tokenizer_config.json; returns the folder.
 
     `sliding_window` applies to all layers of mistral, to layers num_global_layers … L−1 of qwen2 and qwen3, to all but every
-    second (gemma2) or sixth (gemma3_text) layer of Gemma. `llama3_rope` adds Llama 3.1's rope scaling. Equal arguments write
-    equal bytes. Raises InvalidConfig for a combination that cannot be.
+    second (gemma2) or sixth (gemma3_text) layer of Gemma. `llama3_rope` adds Llama 3.1's rope scaling. `gemma3` and `qwen3_vl`
+    get a vision tower too. Equal arguments write equal bytes. Raises InvalidConfig for a combination that cannot be.
     """
-    folder = Path(folder)
-    architecture, family = family_of(architecture)
+    folder, whole = Path(folder), architecture
+    architecture, family = family_of(TEXT_PARTS.get(whole, whole))
     if family.windows is Windows.NONE and sliding_window is not None:
         raise InvalidConfig(f"{architecture} has no sliding window; use mistral, qwen2, qwen3, gemma2 or gemma3_text")
-    if vocab_size < MIN_VOCAB_SIZE:
-        raise InvalidConfig(f"vocab_size must be at least {MIN_VOCAB_SIZE}: every byte and three special tokens")
+    if vocab_size < MIN_VOCAB_SIZE + (3 if whole in TEXT_PARTS else 0):
+        raise InvalidConfig(f"vocab_size must be at least {MIN_VOCAB_SIZE}: every byte and the special tokens")
     rope: dict[str, object] = {"rope_type": "default", "rope_theta": rope_theta}
     if llama3_rope:
         rope |= {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -84,10 +86,14 @@ def write_random_model(
         "dtype": str(dtype),
     }
     config |= _of_family(family, head_dim, rope) | _windows(family, num_layers, sliding_window, num_global_layers)
+    vision = random_vision(whole, hidden_size) if whole in TEXT_PARTS else None
     folder.mkdir(parents=True, exist_ok=True)
+    config = config if vision is None else vision.config(config)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
-    _write_weights(folder, read_hf_config(folder), dtype, num_shards, seed)
-    write_random_tokenizer(folder, vocab_size)
+    if vision is not None:
+        (folder / "preprocessor_config.json").write_text(json.dumps(vision.processor, indent=2))
+    _write_weights(folder, read_hf_config(folder), dtype, num_shards, seed, {} if vision is None else vision.shapes)
+    write_random_tokenizer(folder, vocab_size, () if vision is None else vision.tokens)
     return folder
 
 
@@ -99,6 +105,13 @@ def _of_family(family: Family, head_dim: int, rope: dict[str, object]) -> dict[s
     if family.has_softcaps:
         scores, logits = (None if usual is None else cap for usual, cap in zip(family.softcaps, _SOFTCAPS, strict=True))
         found |= {"attn_logit_softcapping": scores, "final_logit_softcapping": logits}
+    if family.has_mrope:
+        pairs = head_dim // 2
+        found["rope_parameters"] = {
+            **rope,
+            "mrope_interleaved": True,
+            "mrope_section": [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3],
+        }
     if family.local_theta is not None:
         local = {"rope_type": "default", "rope_theta": 100.0}
         found["rope_parameters"] = {"full_attention": rope, "sliding_attention": local}
@@ -120,7 +133,14 @@ def _windows(family: Family, num_layers: int, window: int | None, num_global_lay
     return {}
 
 
-def _write_weights(folder: Path, config: DecoderConfig, dtype: DType, num_shards: int, seed: int) -> None:
+def _write_weights(
+    folder: Path,
+    config: DecoderConfig,
+    dtype: DType,
+    num_shards: int,
+    seed: int,
+    vision: Mapping[str, tuple[int, ...]],
+) -> None:
     parts = required_parts(config)
     if not 1 <= num_shards <= len(parts):
         raise InvalidConfig(f"num_shards must lie in 1…{len(parts)}, not {num_shards}")
@@ -132,8 +152,13 @@ def _write_weights(folder: Path, config: DecoderConfig, dtype: DType, num_shards
         name = "model.safetensors" if num_shards == 1 else f"model-{shard + 1:05}-of-{num_shards:05}.safetensors"
         held = parts[shard * per_shard : (shard + 1) * per_shard]
         names = [tensor_name(FileFormat.HF, part, layer, architecture=config.architecture) for part, layer in held]
+        if vision:  # as transformers 5 calls them
+            names = [name.replace("model.", "model.language_model.", 1) for name in names]
         shapes = {name: part_shape(config, part) for name, (part, _) in zip(names, held, strict=True)}
-        values = (_values(rng, config, part) for part, _ in held)
+        values: Iterator[npt.NDArray[np.float32]] = (_values(rng, config, part) for part, _ in held)
+        if shard == num_shards - 1:
+            shapes |= vision
+            values = chain(values, (vision_values(rng, name, shape) for name, shape in vision.items()))
         total_bytes += write_safetensors(folder / name, shapes, values, dtype)
         weight_map |= dict.fromkeys(shapes, name)
     if num_shards > 1:
