@@ -6,10 +6,12 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import Final
 
+from shoal.config.images import ImageLimits
 from shoal.constraints import ConstraintVetter
 from shoal.errors import InvalidConfig, InvalidRequest
 from shoal.pb.v1 import shoal_pb2
 from shoal.router.field_sizes import check_sizes
+from shoal.router.images import ImageCheck
 from shoal.router.legs import DispatchRequest
 from shoal.router.quality import QualityGates
 from shoal.router.sampling import (
@@ -22,7 +24,7 @@ from shoal.router.sampling import (
 )
 from shoal.router.tenants import turn_of
 from shoal.router.text import Prompt, PromptEncoder
-from shoal.router.tools import Tools, read_messages, read_tools
+from shoal.router.tools import Tools, check_parts, read_messages, read_tools
 from shoal.router.validation import (
     RequestLimits,
     check_model,
@@ -73,8 +75,9 @@ class Admission:
         limits: RequestLimits,
         constraints: ConstraintVetter,
         gates: QualityGates = QualityGates(),  # noqa: B008  (holds none)
+        images: ImageCheck | None = None,
     ) -> None:
-        """`gates`: which visibilities are served at full depth instead.
+        """`gates`: which visibilities are served at full depth instead. `images` None: none are taken.
 
         Raises InvalidConfig when the default boundary of `speed` would break the operator's own limit.
         """
@@ -82,6 +85,7 @@ class Admission:
         self._encoder = encoder
         self._constraints = constraints
         self._gates = gates
+        self.images = images or ImageCheck(None, ImageLimits(), limits.num_layers)
         boundary = encoder.num_generation_tokens if encoder.has_chat_template else 1
         uses_default = any(v.kind is VisibilityKind.SPEED and v.boundary_tokens is None for v in limits.visibilities)
         if uses_default and boundary > limits.max_boundary_tokens:
@@ -113,9 +117,11 @@ class Admission:
             self._gates.replaced(requested)
         if prompt_logprobs is not None:
             visibility, notices = replace(visibility, boundary_tokens=len(prompt.token_ids)), (*notices, _PROMPT_ON_DECODE)
+        self.images.placement(prompt.images, prompt.token_ids, visibility, scores_prompt=prompt_logprobs is not None)
         dispatch = DispatchRequest(
             request_id=request.request_id or uuid.uuid4().hex,
             prompt_ids=prompt.token_ids,
+            images=prompt.images,
             visibility=visibility,
             sampling=sampling,
             deadline=deadline,
@@ -133,7 +139,8 @@ class Admission:
         check_model(request.model, self.limits.model)
         if request.HasField("text") and not add_special_tokens:
             self._check_characters(len(request.text))
-            return await asyncio.to_thread(self._encoder.encode_text, request.text, add_special_tokens=False)
+            files = self.images.files(request.images, self.limits.max_context)
+            return await asyncio.to_thread(self._encoder.encode_text, request.text, files, add_special_tokens=False)
         return await self._prompt(request, read_tools(request.chat.tools_json, request.chat.tool_choice_json))
 
     async def _check_constraint(self, message: shoal_pb2.SamplingParams) -> None:
@@ -150,7 +157,7 @@ class Admission:
         wanted = check_visibility(request.visibility if request.HasField("visibility") else None, self.limits)
         if not 0 <= request.logprobs <= MAX_LOGPROBS:
             raise InvalidRequest(f"logprobs must lie in 0…{MAX_LOGPROBS}, not {request.logprobs}")
-        given = shoal_pb2.GenerateRequest()
+        given = shoal_pb2.GenerateRequest(images=request.images)
         match request.WhichOneof("prompt"):
             case "text":
                 given.text = request.text
@@ -165,10 +172,13 @@ class Admission:
                 f"prompt ({len(prompt.token_ids)} tokens) + continuation ({len(continuation)}) exceed the context limit of "
                 f"{self.limits.max_context}: shorten one of them"
             )
+        visibility = wanted.resolve(self.limits.num_layers, 1)
+        self.images.placement(prompt.images, prompt.token_ids, visibility)
         dispatch = DispatchRequest(
             request_id=request.request_id or uuid.uuid4().hex,
             prompt_ids=prompt.token_ids,
-            visibility=wanted.resolve(self.limits.num_layers, 1),
+            images=prompt.images,
+            visibility=visibility,
             sampling=SamplingParams(1, num_logprobs=request.logprobs),
             deadline=deadline,
             continuation_ids=continuation,
@@ -196,33 +206,44 @@ class Admission:
         return token_ids
 
     async def _prompt(self, request: shoal_pb2.GenerateRequest, tools: Tools | None) -> Prompt:
-        match request.WhichOneof("input"):
+        encoder, kind = self._encoder, request.WhichOneof("input")
+        if kind == "chat" and request.images:
+            raise InvalidRequest("images go with `text` and `tokenized`; in `chat` they are parts of a message's content")
+        match kind:
             case "text":
                 check_text(request.text)
                 self._check_characters(len(request.text))
-                if len(request.text) <= _INLINE_CHARACTERS:
-                    return self._encoder.encode_text(request.text)
-                return await asyncio.to_thread(self._encoder.encode_text, request.text)
+                files = self.images.files(request.images, self.limits.max_context)
+                if len(request.text) <= _INLINE_CHARACTERS and not files:
+                    return encoder.encode_text(request.text)
+                return await asyncio.to_thread(encoder.encode_text, request.text, files)
             case "chat":
-                # every message has a token at least, and is worked on even when it says nothing
-                num_messages = len(request.chat.messages)
-                check_prompt_length(max(1, num_messages), self.limits.max_context, at_least=True)
-                for index, message in enumerate(request.chat.messages):
-                    check_sizes(message, f"chat.messages[{index}]")
-                offered = tools.offered if tools is not None else ()
-                num_characters = sum(len(m.content) + len(m.tool_calls_json) for m in request.chat.messages)
-                num_characters += len(request.chat.tools_json) if offered else 0
-                self._check_characters(num_characters)
-                messages = read_messages(request.chat)
-                if num_characters + _MESSAGE_CHARACTERS * num_messages <= _INLINE_CHARACTERS:
-                    return self._encoder.encode_chat(messages, offered)
-                return await asyncio.to_thread(self._encoder.encode_chat, messages, offered)
+                return await self._chat_prompt(request.chat, tools)
             case "tokenized":
                 token_ids = request.tokenized.input_ids
                 check_prompt_length(len(token_ids), self.limits.max_context)
                 check_token_ids(token_ids, self.limits.vocab_size)
-                return Prompt(tuple(token_ids))
+                files = self.images.files(request.images, self.limits.max_context)
+                return await asyncio.to_thread(encoder.expand_ids, token_ids, files) if files else encoder.expand_ids(token_ids)
         raise InvalidRequest("the request has no input; send `text`, `chat` (not to Score) or `tokenized`")
+
+    async def _chat_prompt(self, chat: shoal_pb2.ChatInput, tools: Tools | None) -> Prompt:
+        # every message has a token at least, and is worked on even when it says nothing
+        num_messages = len(chat.messages)
+        check_prompt_length(max(1, num_messages), self.limits.max_context, at_least=True)
+        for index, message in enumerate(chat.messages):
+            check_sizes(message, f"chat.messages[{index}]")
+        parts = check_parts(chat)
+        offered = tools.offered if tools is not None else ()
+        num_characters = sum(len(m.content) + len(m.tool_calls_json) for m in chat.messages)
+        num_characters += sum(len(part.text) for part in parts)
+        num_characters += len(chat.tools_json) if offered else 0
+        self._check_characters(num_characters)
+        files = self.images.files([part.image for part in parts if part.HasField("image")], self.limits.max_context)
+        messages = read_messages(chat)
+        if num_characters + _MESSAGE_CHARACTERS * num_messages <= _INLINE_CHARACTERS and not files:
+            return self._encoder.encode_chat(messages, offered)
+        return await asyncio.to_thread(self._encoder.encode_chat, messages, offered, files)
 
     def _check_characters(self, num_characters: int) -> None:
         """Refuse by length alone what no tokenisation could fit into the context."""

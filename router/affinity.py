@@ -30,7 +30,8 @@ class PrefixMemory:
         """Of the request's beginning, chunk by chunk; as cached prefixes, they differ by visibility, tenant and salt."""
         salt = cache_key(request.turn.tenant, request.cache_salt)
         prompt = request.prompt_ids[: min(request.num_prefill_tokens, _CHUNK * _MAX_CHUNKS)]
-        return PrefixChain(prefix_root("", "", request.visibility, num_layers, salt), _CHUNK, prompt).digests
+        root, images = prefix_root("", "", request.visibility, num_layers, salt), [image.span for image in request.images]
+        return PrefixChain(root, _CHUNK, prompt, images).digests
 
     def held(self, digests: Sequence[bytes]) -> dict[Key, int]:
         """Tokens from the beginning on that each worker has probably kept."""

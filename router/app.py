@@ -18,6 +18,7 @@ from shoal.router.dispatch import Dispatcher
 from shoal.router.doorkeeper import TokenInterceptor
 from shoal.router.endpoints import ControllerEndpoints, EndpointSource, StaticEndpoints
 from shoal.router.http import HttpServer, http_app
+from shoal.router.images import ImageCheck
 from shoal.router.quality import QualityGates
 from shoal.router.registry import Registry
 from shoal.router.service import Parts, RouterService
@@ -61,6 +62,7 @@ class Router:
             revision=model.revision, on_change=self._changed.set, link=link, decode_alone=config.prefill_fallback
         )
         gates = QualityGates(config.shadow, limits.policies)
+        images = ImageCheck(model.vision, config.images, shape.num_layers)
         dispatcher = Dispatcher(
             self.registry,
             shape,
@@ -76,7 +78,7 @@ class Router:
             config=config,
             model=model,
             tokenizer=tokenizer,
-            admission=Admission(PromptEncoder(tokenizer), limits, self._constraints, gates),
+            admission=Admission(PromptEncoder(tokenizer, model.vision), limits, self._constraints, gates, images),
             dispatcher=dispatcher,
             registry=self.registry,
             gates=gates,

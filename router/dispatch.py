@@ -15,7 +15,7 @@ from typing import Final
 
 from shoal.config.disaggregation import NEVER_LOCAL, DisaggregationRule
 from shoal.config.logs import log_event, loggable
-from shoal.errors import CapacityExceeded, Preempted, ShoalError, Unavailable
+from shoal.errors import CapacityExceeded, Preempted, ShoalError, Unavailable, Unsupported
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.placement.balance import WorkerLoadView, choose_pair
 from shoal.placement.cost import request_cost
@@ -88,10 +88,12 @@ class Dispatcher:
         """A decode worker and, unless it runs the prefill tokens itself, a prefill worker. Raises Unavailable with words.
 
         What decode has cached is known only to itself, so it may yet run what a prefill worker was chosen for, never the reverse.
-        Workers that failed this request, or do not answer, are chosen only when there is nobody else; full ones never.
+        Workers that failed this request, or do not answer, are chosen only when there is nobody else; full ones never. Images
+        are for prefill workers: nobody steps in for them. Raises Unsupported for them in a colocated cluster.
         """
-        needs_prefill = choose_prefill_site(self._rule, request.num_prefill_tokens).site is PrefillSite.PREFILL_WORKER
-        if needs_prefill and self._falls_back:
+        choice = choose_prefill_site(self._rule, request.num_prefill_tokens, has_images=bool(request.images))
+        needs_prefill = choice.site is PrefillSite.PREFILL_WORKER
+        if needs_prefill and self._falls_back and not request.images:
             try:
                 return self._choose(request, failed, full, needs_prefill=True, spares_prefill=True)
             except Unavailable:
@@ -109,6 +111,10 @@ class Dispatcher:
     ) -> Placed:
         """`spares_prefill`: a prefill worker that failed this request is not asked again."""
         pools = {pool: {w.worker_id: w for w in self._registry.pool(pool) if w.key not in full} for pool in (PREFILL, DECODE)}
+        if request.images and pools[DECODE]:
+            pools[DECODE] = {name: worker for name, worker in pools[DECODE].items() if not worker.is_colocated}
+            if not pools[DECODE]:
+                raise Unsupported("images need a pool of prefill workers, which this cluster has not (it is colocated)")
         silent = {w.key for workers in pools.values() for w in workers.values() if not w.answers}
         decoders = {worker.key for worker in pools[DECODE].values()}
         held = self._memory.held(self._memory.digests(request, self._shape.num_layers))

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from shoal.errors import InvalidRequest
 
-ELSEWHERE: Final = -1  # refused in words of its own: what fills the context with the prompt, the form of a visibility
+ELSEWHERE: Final = -1  # refused in words of its own: what fills the context with the prompt, images, the form of a visibility
 _ID: Final = 256
 _JSON: Final = 1 << 20
 
@@ -20,6 +20,7 @@ FIELD_SIZES: Final[Mapping[str, int | tuple[int, int]]] = {
     "GenerateRequest.model": _ID,
     "GenerateRequest.cache_salt": _ID,
     "GenerateRequest.priority": 16,
+    "GenerateRequest.images": ELSEWHERE,
     "ScoreRequest.request_id": _ID,
     "ScoreRequest.text": ELSEWHERE,
     "ScoreRequest.continuation_text": ELSEWHERE,
@@ -27,8 +28,10 @@ FIELD_SIZES: Final[Mapping[str, int | tuple[int, int]]] = {
     "ScoreRequest.model": _ID,
     "ScoreRequest.cache_salt": _ID,
     "ScoreRequest.priority": 16,
+    "ScoreRequest.images": ELSEWHERE,
     "TokenizeRequest.text": ELSEWHERE,
     "TokenizeRequest.model": _ID,
+    "TokenizeRequest.images": ELSEWHERE,
     "DetokenizeRequest.token_ids": 1 << 20,
     "DetokenizeRequest.model": _ID,
     "AbortRequest.request_ids": (1024, _ID),
@@ -39,6 +42,9 @@ FIELD_SIZES: Final[Mapping[str, int | tuple[int, int]]] = {
     "ChatInput.tool_choice_json": 4096,
     "ChatMessage.role": 16,
     "ChatMessage.content": ELSEWHERE,
+    "ChatMessage.content_parts": ELSEWHERE,
+    "ContentPart.text": ELSEWHERE,
+    "Image.data": ELSEWHERE,
     "ChatMessage.tool_calls_json": _JSON,
     "ChatMessage.tool_call_id": _ID,
     "ChatMessage.name": _ID,

@@ -1,7 +1,10 @@
 """The router's metrics, and how a finished answer is counted. Knows names, units and the public message."""
 
+from collections.abc import Sequence
+
 from shoal.metrics import counter, gauge, histogram
 from shoal.pb.v1 import shoal_pb2
+from shoal.types import PromptImage
 
 REQUESTS = counter("shoal_router_requests_total", "Requests ended, by outcome and policy", ("outcome", "visibility"))
 RETRIES = counter("shoal_router_retried_requests_total", "Attempts that were tried again, by reason", ("reason",))
@@ -12,6 +15,9 @@ PREFILLS = counter(
 PREEMPTED = counter("shoal_router_preempted_requests_total", "Times a request's blocks were needed by others, and it was resumed")
 RESUMED = counter("shoal_router_resumed_requests_total", "Attempts resumed after tokens had been sent")
 PROMPT_TOKENS = counter("shoal_router_prompt_tokens_total", "Prompt tokens of admitted requests")
+IMAGE_REQUESTS = counter("shoal_router_image_requests_total", "Admitted requests with images in their prompts")
+IMAGE_BYTES = counter("shoal_router_image_bytes_total", "Files of admitted requests' images")
+IMAGE_TOKENS = counter("shoal_router_image_tokens_total", "Prompt tokens of admitted requests that stand for images")
 GENERATED_TOKENS = counter("shoal_router_generated_tokens_total", "Tokens received from decode")
 PAYLOAD_BYTES = counter("shoal_router_transfer_payload_bytes_total", "Bytes that crossed from prefill to decode", ("visibility",))
 FULL_DEPTH_BYTES = counter(
@@ -79,6 +85,13 @@ QUALITY_REPLACED = counter(
     "Requests the gate served at full depth, by what they asked",
     ("visibility",),
 )
+
+
+def count_images(images: Sequence[PromptImage]) -> None:
+    """Those of one request, which has some."""
+    IMAGE_REQUESTS.inc()
+    IMAGE_BYTES.inc(sum(len(image.data) for image in images))
+    IMAGE_TOKENS.inc(sum(image.span.num_tokens for image in images))
 
 
 def count_transfer(policy: str, transfer: shoal_pb2.TransferStats) -> None:

@@ -67,6 +67,7 @@ class Entry:
         if self._admitted is not None:
             request = self._admitted.dispatch
             fields |= {"visibility": request.visibility, "prompt_tokens": len(request.prompt_ids)}
+            fields |= {"images": len(request.images), "image_tokens": request.num_image_tokens} if request.images else {}
         if self._running is not None:
             fields |= _figures(self._running, self.arrived)
         if error is not None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.pb.v1 import shoal_pb2
 from shoal.router.output import ChildEnd, Output, OutputToken, PromptLogprobs
-from shoal.types import USUAL_TURN, FinishReason, SamplingParams, Turn
+from shoal.rpc.image_spans import image_to_pb, span_to_pb
+from shoal.types import USUAL_TURN, FinishReason, PromptImage, SamplingParams, Turn
 from shoal.visibility import Visibility
 
 
@@ -29,6 +30,7 @@ class DispatchRequest:
     cache_salt: str = ""  # the request's own, within its tenant
     arrived: float | None = None  # by the event loop's clock
     is_shadow: bool = False  # a replay (shadow.py): not counted, not tried again, and nothing of it is kept
+    images: tuple[PromptImage, ...] = ()  # all of them among the prefill tokens
 
     @property
     def placed_visibility(self) -> Visibility:
@@ -43,6 +45,10 @@ class DispatchRequest:
     @property
     def num_prefill_tokens(self) -> int:
         return self.visibility.split(len(self.prompt_ids)).num_prefill_tokens
+
+    @property
+    def num_image_tokens(self) -> int:
+        return sum(image.span.num_tokens for image in self.images)
 
 
 def decode_message(
@@ -62,6 +68,7 @@ def decode_message(
         local_prefill=local_prefill,
         cache_salt=request.cache_salt,
         background=request.is_shadow,
+        images=[span_to_pb(image.span) for image in request.images],
         age_s=0.0 if request.arrived is None else max(0.0, time.monotonic() - request.arrived),
     )
     sampling = request.sampling
@@ -101,6 +108,7 @@ def prefill_message(request: DispatchRequest, reserved: worker_pb2.Reserved, dec
         tenant=request.turn.tenant,
         cache_salt=request.cache_salt,
         background=request.is_shadow,
+        images=[image_to_pb(image) for image in request.images],
     )
 
 

@@ -11,6 +11,7 @@ import click
 import uvloop
 
 from shoal.config.disaggregation import LOCAL_CACHED_SHARE, LOCAL_PREFILL_TOKENS
+from shoal.config.images import ImageLimits
 from shoal.config.logs import FORMATS, LEVELS, configure_logging
 from shoal.config.router import RouterConfig
 from shoal.config.shadow import ShadowConfig
@@ -23,6 +24,7 @@ from shoal.visibility import Visibility
 SERVING: Final = "router can serve"  # printed once, for whoever started this process
 BEAT: Final = "router moves"  # printed again and again with --beat-s
 _SHADOW: Final = ShadowConfig()
+_IMAGES: Final = ImageLimits()
 
 
 @click.command(name="router", context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -52,6 +54,10 @@ _SHADOW: Final = ShadowConfig()
 @click.option("--shadow-min-samples", default=_SHADOW.min_samples, help="Replays before anything is judged.")
 @click.option("--shadow-hysteresis", default=_SHADOW.hysteresis, help="How far inside its bounds one must be to come back.")
 @click.option("--shadow-cool-down-s", default=_SHADOW.cool_down_s, help="Least time at full depth.")
+@click.option("--max-images", default=_IMAGES.max_images, help="Images of one request; 0: none.")
+@click.option("--max-image-mb", default=_IMAGES.max_image_mb, help="Largest file of an image, in MB.")
+@click.option("--max-images-mb", default=_IMAGES.max_images_mb, help="All files of a request together, in MB.")
+@click.option("--max-image-megapixels", default=_IMAGES.max_image_megapixels, help="Most pixels of an image, in millions.")
 @click.option("--flush-ms", default=20.0, help="How long tokens may wait to share a message.")
 @click.option("--max-request-s", default=3600.0, help="Deadline of requests that bring none.")
 @click.option("--name", default="router", help="What its log lines are signed with.")
@@ -91,7 +97,9 @@ def read_settings(visibilities: str, flush_ms: float, http_max_body_mb: float, *
     tls = TlsConfig(*(settings.pop(f"tls_{name}") for name in ("cert", "key", "ca", "require_client_cert")))
     cluster = ClusterConfig(*(settings.pop(f"cluster_{n}") for n in ("secret_file", "tls_cert", "tls_key", "tls_ca")))
     shadow = ShadowConfig.read({name: settings.pop(name) for name in list(settings) if name.startswith("shadow_")})
+    images = ImageLimits.read({name: settings.pop(name) for name in list(settings) if name.startswith("max_image")})
     return RouterConfig(
+        images=images,
         visibilities=parse_visibilities(visibilities),
         flush_s=flush_ms / 1e3,
         http_max_body_bytes=int(http_max_body_mb * 1e6),

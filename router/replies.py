@@ -58,6 +58,7 @@ def complete_reply(
         text=answer.text,
         finish_reason=str(answer.finish_reason),
         prompt_tokens=len(request.prompt_ids),
+        image_tokens=request.num_image_tokens,
         completion_tokens=len(answer.tokens),
         cached_tokens=num_cached_tokens(generation),
         prefill_cached_tokens=num_prefill_cached_tokens(generation.first_attempt),

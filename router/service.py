@@ -110,6 +110,8 @@ class RouterService:
         """While it runs, it can be aborted by its id."""
         request = running.admitted.dispatch
         instruments.PROMPT_TOKENS.inc(len(request.prompt_ids))
+        if request.images:
+            instruments.count_images(request.images)
         key = (tenant_name(), request.request_id)
         same_id = self._running[key]
         same_id.add(running)
@@ -138,6 +140,7 @@ class RouterService:
             given.chat.CopyFrom(request.chat)
         elif request.HasField("text"):
             given.text = request.text
+        given.images.extend(request.images)
         add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
         prompt = await self.parts.admission.tokenize(given, add_special_tokens=add_special_tokens)
         max_context = self.parts.admission.limits.max_context
@@ -176,7 +179,7 @@ class RouterService:
 
     def model_info(self) -> shoal_pb2.GetModelInfoResponse:
         """The served model, and what requests may ask for."""
-        model, limits = self.parts.model, self.parts.admission.limits
+        model, limits, vision = self.parts.model, self.parts.admission.limits, self.parts.admission.images.vision
         return shoal_pb2.GetModelInfoResponse(
             model_path=str(model.path),
             served_model_name=model.name,
@@ -192,6 +195,9 @@ class RouterService:
             dtype=self._dtype,
             license=model.license,
             adapter=self._adapter,
+            supports_vision=vision is not None,
+            image_placeholder=vision.placeholder if vision is not None else "",
+            image_token_id=vision.placeholder_id if vision is not None else None,
         )
 
     def server_info(self) -> shoal_pb2.GetServerInfoResponse:

@@ -107,6 +107,8 @@ class Shadows:
             return
         if answer.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return
+        if request.images:
+            return  # what would be held is more than ids, and image prompts are not what text is judged by
         split = asked.split(len(request.prompt_ids))
         if split.num_prefill_tokens <= split.num_anchor_tokens or self._rng.random() >= self._config.rate:
             return  # every token was run at full depth, so there is nothing to compare; or it is not chosen

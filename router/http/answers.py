@@ -55,17 +55,22 @@ class Usage:
 def extension(complete: shoal_pb2.GenerateComplete) -> dict[str, Any]:
     """What OpenAI's answers have no place for."""
     replaced = {"requested_visibility": complete.requested_visibility, "visibility_reason": complete.visibility_reason}
-    return {
-        "visibility": complete.visibility,
-        "seed": complete.seed,
-        "num_retries": complete.num_retries,
-        "num_preemptions": complete.num_preemptions,
-        "prefill_cached_tokens": complete.prefill_cached_tokens,
-        "notices": list(complete.notices),
-        "transfer": _plain(complete.transfer),
-        "timings": _plain(complete.timings),
-        "decode_kv": _plain(complete.decode_kv),
-    } | (replaced if complete.requested_visibility else {})
+    images = {"image_tokens": complete.image_tokens} if complete.image_tokens else {}
+    return (
+        {
+            "visibility": complete.visibility,
+            "seed": complete.seed,
+            "num_retries": complete.num_retries,
+            "num_preemptions": complete.num_preemptions,
+            "prefill_cached_tokens": complete.prefill_cached_tokens,
+            "notices": list(complete.notices),
+            "transfer": _plain(complete.transfer),
+            "timings": _plain(complete.timings),
+            "decode_kv": _plain(complete.decode_kv),
+        }
+        | (replaced if complete.requested_visibility else {})
+        | images
+    )
 
 
 def stop_reason(complete: shoal_pb2.GenerateComplete, eos_token_ids: Collection[int]) -> str | int | None:

@@ -1,9 +1,10 @@
 """The body of /v1/chat/completions to the public request. Knows OpenAI's messages, tools and their options."""
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from shoal.pb.v1 import shoal_pb2
+from shoal.router.http.data_urls import read_image
 from shoal.router.http.errors import BadField, UnsupportedField
 from shoal.router.http.fields import Fields, dump_field
 from shoal.router.http.sampling import COMMON, include_usage, read_priority, read_response_format, read_sampling, read_visibility
@@ -101,28 +102,34 @@ def _message(fields: Fields) -> shoal_pb2.ChatMessage:
         fields.refuse("content", "is empty; write something or leave the message out")
     return shoal_pb2.ChatMessage(
         role=_ROLES[role],
-        content=content or "",
+        content=content if isinstance(content, str) else "",
+        content_parts=content if isinstance(content, list) else (),
         name=fields.text("name") or "",
         tool_calls_json=dump_field(calls, fields.path("tool_calls")) if calls else "",
         tool_call_id=fields.text("tool_call_id") or "",
     )
 
 
-def _content(fields: Fields) -> str | None:
-    """One text, or parts that are texts, joined."""
+def _content(fields: Fields) -> str | list[shoal_pb2.ContentPart] | None:
+    """One text, or parts: texts, which are joined unless there are images among them."""
     raw = fields.raw("content")
     if raw is None or isinstance(raw, str):
         return raw
     if not isinstance(raw, list):
-        fields.refuse("content", "must be a text or a list of text parts")
-    texts: list[str] = []
-    for index, part in enumerate(raw):
-        one = Fields(part, f"{fields.path('content')}[{index}]")
-        kind: Any = one.need(one.text("type"), "type")
-        if kind not in ("text", "refusal"):
-            raise UnsupportedField("messages", f"{one.path('type')} is {kind!r}; only text is offered")
-        texts.append(one.need(one.text(kind), kind))
-    return "".join(texts)
+        fields.refuse("content", "must be a text or a list of parts")
+    parts = [_part(Fields(part, f"{fields.path('content')}[{index}]")) for index, part in enumerate(raw)]
+    if any(part.HasField("image") for part in parts):
+        return parts
+    return "".join(part.text for part in parts)
+
+
+def _part(fields: Fields) -> shoal_pb2.ContentPart:
+    kind = fields.need(fields.text("type"), "type")
+    if kind == "image_url":
+        return shoal_pb2.ContentPart(image=shoal_pb2.Image(data=read_image(fields)))
+    if kind not in ("text", "refusal"):
+        raise UnsupportedField("messages", f"{fields.path('type')} is {kind!r}; only text and image_url are offered")
+    return shoal_pb2.ContentPart(text=fields.need(fields.text(kind), kind))
 
 
 def _read_max_completion_tokens(fields: Fields, sampling: shoal_pb2.SamplingParams) -> None:

@@ -10,10 +10,10 @@ from shoal.errors import InvalidRequest
 from shoal.router.field_sizes import most_entries
 from shoal.router.http.errors import BadField
 from shoal.router.tools.definitions import MAX_TOOLS
+from shoal.router.tools.prompt import MAX_PARTS  # of content, and here of tool calls, over all messages
 
 MAX_PROMPTS: Final = 128  # in one request
 MAX_MESSAGES: Final = 16_384
-MAX_PARTS: Final = 16_384  # of content, and tool calls, over all messages
 MAX_IDS: Final = 1 << 20  # over all prompts
 
 MAX_STRUCTURE: Final = 1 << 18  # brackets, braces and colons of a body: what parsing it costs

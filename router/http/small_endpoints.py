@@ -115,6 +115,7 @@ class SmallEndpoints:
             "shoal": {
                 "visibilities": list(info.allowed_visibilities),
                 "max_boundary_tokens": info.max_boundary_tokens,
+                "supports_vision": info.supports_vision,
                 "num_layers": info.num_layers,
                 "revision": info.revision,
                 "adapter": info.adapter,

@@ -2,7 +2,7 @@
 
 from shoal.router.tools.definitions import ToolChoice, ToolMode, Tools, read_tools
 from shoal.router.tools.parser import CallDelta, CallStyle, TextDelta, ToolCallParser
-from shoal.router.tools.prompt import read_messages, with_tools_described
+from shoal.router.tools.prompt import check_parts, read_messages, with_tools_described
 
 __all__ = [
     "CallDelta",
@@ -12,6 +12,7 @@ __all__ = [
     "ToolChoice",
     "ToolMode",
     "Tools",
+    "check_parts",
     "read_messages",
     "read_tools",
     "with_tools_described",

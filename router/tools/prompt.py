@@ -8,6 +8,7 @@ from shoal.errors import InvalidRequest
 from shoal.pb.v1 import shoal_pb2
 
 ROLES: Final = ("system", "user", "assistant", "tool")
+MAX_PARTS: Final = 16_384  # of content, over all messages
 # How SmolLM2 was taught to call functions (its model card), for every model whose chat template takes no tools.
 _PREAMBLE: Final = """You are an expert in composing functions. You are given a question and a set of possible functions.
 Based on the question, you will need to make one or more function/tool calls to achieve the purpose.
@@ -34,12 +35,21 @@ def read_messages(chat: shoal_pb2.ChatInput) -> list[Message]:
     return [_message(message, f"chat message {index}") for index, message in enumerate(chat.messages)]
 
 
+def check_parts(chat: shoal_pb2.ChatInput) -> list[shoal_pb2.ContentPart]:
+    """Every part of every message, in order. Raises InvalidRequest for too many."""
+    num_parts = sum(len(message.content_parts) for message in chat.messages)
+    if num_parts > MAX_PARTS:
+        raise InvalidRequest(f"chat.messages hold {num_parts} content_parts; send at most {MAX_PARTS}")
+    return [part for message in chat.messages for part in message.content_parts]
+
+
 def _message(message: shoal_pb2.ChatMessage, where: str) -> Message:
     if message.role not in ROLES:
         raise InvalidRequest(f"{where} has role {message.role!r}; use one of {', '.join(ROLES)}")
-    if not message.content and message.role == "user":
+    content = _content(message, where)
+    if not content and message.role == "user":
         raise InvalidRequest(f"{where} is empty; give it content or leave it out")
-    read: Message = {"role": message.role, "content": message.content}
+    read: Message = {"role": message.role, "content": content}
     if message.name:
         read["name"] = message.name
     if message.tool_calls_json:
@@ -49,6 +59,20 @@ def _message(message: shoal_pb2.ChatMessage, where: str) -> Message:
     if message.tool_call_id:
         read["tool_call_id"] = message.tool_call_id
     return read
+
+
+def _content(message: shoal_pb2.ChatMessage, where: str) -> str | list[Message]:
+    """A text; where there are images, the list of parts that templates of models with vision take."""
+    parts = message.content_parts
+    if not parts:
+        return message.content
+    if message.content:
+        raise InvalidRequest(f"{where} has content and content_parts; give one of them")
+    if not any(part.HasField("image") for part in parts):
+        return "".join(part.text for part in parts)
+    if message.role != "user":
+        raise InvalidRequest(f"{where} has an image, but its role is {message.role!r}; only the user shows images")
+    return [{"type": "image"} if part.HasField("image") else {"type": "text", "text": part.text} for part in parts]
 
 
 def _calls(text: str, where: str) -> list[Message]:

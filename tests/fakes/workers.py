@@ -139,6 +139,7 @@ class FakeDecodeWorker(FakeWorker, worker_pb2_grpc.DecodeWorkerServicer):
             self.cached_tokens,
             is_colocated=self.description.colocated,
             has_prefill_worker=not local.no_prefill_worker,
+            has_images=any(image.start + image.num_tokens > self.cached_tokens for image in request.images),
         )
         num_entries = visibility.depth(NUM_LAYERS) if prefill.site is PrefillSite.PREFILL_WORKER else 0
         yield worker_pb2.DecodeEvent(

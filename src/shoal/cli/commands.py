@@ -60,6 +60,8 @@ def router_arguments(config: ServeConfig, place: RouterPlace, controller: str) -
     arguments += ["--prefill-fallback"] if config.prefill_fallback else []
     for name, value in asdict(config.shadow).items():
         arguments += [f"--shadow-{name.replace('_', '-')}", str(value)]
+    for name, value in asdict(config.images).items():
+        arguments += [f"--{name.replace('_', '-')}", str(value)]
     arguments += ["--max-context", str(config.max_context_tokens)] if config.max_context_tokens else []
     arguments += ["--max-wait-s", str(config.max_wait_s)]
     arguments += ["--drain-s", str(config.grace_s), "--log-level", config.log_level]

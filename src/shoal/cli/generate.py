@@ -8,7 +8,7 @@ import click
 from shoal.cli.failure import told_in_one_line
 from shoal.cli.server_options import Server, server_options
 from shoal.cli.stats import print_stats
-from shoal.client import Chunk, Completion, Sampling
+from shoal.client import Chunk, Completion, Image, Sampling
 from shoal.errors import InvalidRequest
 from shoal.types import Priority
 
@@ -20,6 +20,7 @@ from shoal.types import Priority
 @click.option("--system", metavar="TEXT", help="A system message before the prompt.")
 @click.option("--raw", is_flag=True, help="Send the prompt as it is, without the chat template.")
 @click.option("--token-ids", metavar="IDS", help="Token ids instead of a prompt, as in 1,4093,198.")
+@click.option("--image", "images", multiple=True, metavar="FILE", help="A picture to ask about; may be repeated.")
 @click.option("--max-tokens", "-n", type=int, help="Default: to the context limit.")
 @click.option("--temperature", "-t", type=float, help="Default: 0, greedy.")
 @click.option("--top-p", type=float, help="Default: 1.")
@@ -37,6 +38,7 @@ def generate(
     system: str | None,
     raw: bool,
     token_ids: str | None,
+    images: tuple[str, ...],
     priority: str | None,
     timeout_s: float | None,
     stats: bool,
@@ -48,6 +50,7 @@ def generate(
 
     \b
     shoal generate "Why do fish swim in shoals?" --visibility speed:22 --stats
+    shoal generate "What is this?" --image photo.jpg
     echo "Once upon a time" | shoal generate - --raw --max-tokens 40
     """
     with told_in_one_line():
@@ -63,6 +66,7 @@ def generate(
                 system=system,
                 raw=raw,
                 token_ids=None if token_ids is None else _read_ids(token_ids),
+                images=[Image.read(path) for path in images],
                 sampling=Sampling(**sampling),
                 visibility=visibility,
                 priority=priority or "",

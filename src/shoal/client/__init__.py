@@ -4,13 +4,14 @@ from shoal.client.aio import AsyncClient
 from shoal.client.connection import Retry, tls_credentials
 from shoal.client.requests import Sampling
 from shoal.client.sync import Client
-from shoal.client.types import Chunk, Completion, Message, Score, Timings, ToolCall, Transfer
+from shoal.client.types import Chunk, Completion, Image, Message, Score, Timings, ToolCall, Transfer
 
 __all__ = [
     "AsyncClient",
     "Chunk",
     "Client",
     "Completion",
+    "Image",
     "Message",
     "Retry",
     "Sampling",

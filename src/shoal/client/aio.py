@@ -9,7 +9,7 @@ import grpc
 
 from shoal.client.connection import CALL_TIMEOUT_S, Attempts, Retry, bearer
 from shoal.client.requests import Options, Prompt, Text, build_request, build_score, build_tokenize, check_one, read_error
-from shoal.client.types import Chunk, Completion, Score, only_one, read_reply
+from shoal.client.types import Chunk, Completion, Image, Score, only_one, read_reply
 from shoal.errors import Cancelled, InternalError
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
 from shoal.rpc import open_channel
@@ -65,19 +65,26 @@ class AsyncClient:
         visibility: str | None = None,
         request_id: str = "",
         model: str = "",
+        images: Sequence[Image] = (),
         timeout_s: float | None = None,
     ) -> Score:
         """How likely `continuation` is after `prompt`, each a text or token ids."""
         request = build_score(
-            prompt, continuation, logprobs=logprobs, visibility=visibility, request_id=request_id, model=model
+            prompt, continuation, logprobs=logprobs, visibility=visibility, request_id=request_id, model=model, images=images
         )  # fmt: skip
         return Score.read(await self._call(self._stub.Score, request, timeout_s))
 
     async def tokenize(
-        self, prompt: Prompt, *, raw: bool = False, add_special_tokens: bool | None = None, timeout_s: float = CALL_TIMEOUT_S
+        self,
+        prompt: Prompt,
+        *,
+        raw: bool = False,
+        add_special_tokens: bool | None = None,
+        images: Sequence[Image] = (),
+        timeout_s: float = CALL_TIMEOUT_S,
     ) -> tuple[int, ...]:
         """Ids of a prompt as `generate` would run it; of a raw text also without the tokenizer's own special tokens."""
-        request = build_tokenize(prompt, raw=raw, add_special_tokens=add_special_tokens)
+        request = build_tokenize(prompt, raw=raw, add_special_tokens=add_special_tokens, images=images)
         return tuple((await self._call(self._stub.Tokenize, request, timeout_s)).token_ids)
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias, TypedDict
 
 import grpc
 
-from shoal.client.types import Message
+from shoal.client.types import Image, Message
 from shoal.errors import InvalidRequest, ShoalError, Unavailable, Unsupported
 from shoal.pb.v1 import shoal_pb2
 from shoal.rpc import error_from_rpc
@@ -71,6 +71,7 @@ class Options(TypedDict, total=False):
     system: str | None  # a system message before the prompt
     raw: bool  # the prompt is a text as it is, without the chat template
     token_ids: Sequence[int] | None  # instead of a prompt
+    images: Sequence[Image]  # before a prompt that is one text; of a raw prompt and token ids: one for each placeholder
     sampling: Sampling | None
     visibility: str | None
     request_id: str
@@ -110,6 +111,8 @@ def build_request(prompt: Prompt | None, options: Options, *, stream: bool) -> s
         request.text = prompt
     elif prompt is not None:
         request.chat.CopyFrom(_chat(prompt, system, options))
+    if is_whole:
+        request.images.extend(shoal_pb2.Image(data=image.data) for image in options.get("images", ()))
     return request
 
 
@@ -121,7 +124,14 @@ def check_one(options: Options) -> None:
 
 
 def build_score(
-    prompt: Text, continuation: Text, *, logprobs: int, visibility: str | None, request_id: str, model: str
+    prompt: Text,
+    continuation: Text,
+    *,
+    logprobs: int,
+    visibility: str | None,
+    request_id: str,
+    model: str,
+    images: Sequence[Image] = (),
 ) -> shoal_pb2.ScoreRequest:
     """Texts are taken as they are; token ids are told from them by their type."""
     request = shoal_pb2.ScoreRequest(request_id=request_id, visibility=visibility, model=model)
@@ -137,13 +147,16 @@ def build_score(
         request.continuation_text = continuation
     else:
         request.continuation_tokenized.CopyFrom(_tokenized(continuation))
+    request.images.extend(shoal_pb2.Image(data=image.data) for image in images)
     return request
 
 
-def build_tokenize(prompt: Prompt, *, raw: bool, add_special_tokens: bool | None) -> shoal_pb2.TokenizeRequest:
+def build_tokenize(
+    prompt: Prompt, *, raw: bool, add_special_tokens: bool | None, images: Sequence[Image] = ()
+) -> shoal_pb2.TokenizeRequest:
     """A text is one user message, unless `raw`."""
-    given = build_request(prompt, Options(raw=raw), stream=False)
-    request = shoal_pb2.TokenizeRequest()
+    given = build_request(prompt, Options(raw=raw, images=images), stream=False)
+    request = shoal_pb2.TokenizeRequest(images=given.images)
     if add_special_tokens is not None:
         request.add_special_tokens = add_special_tokens
     if given.HasField("chat"):
@@ -180,7 +193,10 @@ def _tokenized(token_ids: Sequence[int]) -> shoal_pb2.TokenizedInput:
 
 
 def _chat(prompt: Prompt, system: str | None, options: Options) -> shoal_pb2.ChatInput:
-    messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
+    images = tuple(options.get("images", ()))
+    if images and not isinstance(prompt, str):
+        raise InvalidRequest("`images` go with a prompt that is one text; put them into the messages' content")
+    messages = [Message("user", (*images, prompt) if images else prompt)] if isinstance(prompt, str) else list(prompt)
     if system is not None:
         messages.insert(0, Message("system", system))
     tools, choice = options.get("tools"), options.get("tool_choice")
@@ -191,6 +207,12 @@ def _chat(prompt: Prompt, system: str | None, options: Options) -> shoal_pb2.Cha
     )
 
 
+def _part(part: str | Image) -> shoal_pb2.ContentPart:
+    if isinstance(part, str):
+        return shoal_pb2.ContentPart(text=part)
+    return shoal_pb2.ContentPart(image=shoal_pb2.Image(data=part.data))
+
+
 def _chat_message(message: Message) -> shoal_pb2.ChatMessage:
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -198,7 +220,8 @@ def _chat_message(message: Message) -> shoal_pb2.ChatMessage:
     ]
     return shoal_pb2.ChatMessage(
         role=message.role,
-        content=message.content,
+        content=message.content if isinstance(message.content, str) else "",
+        content_parts=() if isinstance(message.content, str) else map(_part, message.content),
         tool_calls_json=json.dumps(calls) if calls else "",
         tool_call_id=message.tool_call_id,
         name=message.name,

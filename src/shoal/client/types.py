@@ -1,10 +1,13 @@
 """What the client hands out: frozen, typed, without protobuf. Knows how to read the public messages; makes no call."""
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
 from typing import Self
 
-from shoal.errors import InternalError
+from shoal.errors import InternalError, InvalidRequest
 from shoal.pb.v1 import shoal_pb2
 from shoal.types import FinishReason, TokenLogprobs
 
@@ -19,11 +22,26 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """A picture, as its file holds it: PNG, JPEG, WebP or GIF."""
+
+    data: bytes = field(repr=False)
+
+    @classmethod
+    def read(cls, path: str | PathLike[str]) -> Self:
+        """From a file. Raises InvalidRequest when there is none, or it cannot be read."""
+        try:
+            return cls(Path(path).read_bytes())
+        except OSError as error:
+            raise InvalidRequest(f"image {os.fspath(path)!r} cannot be read: {error.strerror}") from None
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a conversation; `role` is system, user, assistant or tool."""
 
     role: str
-    content: str = ""
+    content: str | Sequence[str | Image] = ""  # user: texts and images, in order
     tool_calls: tuple[ToolCall, ...] = ()  # assistant
     tool_call_id: str = ""  # tool: the call this answers
     name: str = ""
@@ -99,6 +117,7 @@ class Completion:
     num_preemptions: int = 0  # how often it gave its blocks up to others and was resumed
     requested_visibility: str = ""  # what the quality gate replaced by `full`; "": `visibility` is what was asked for
     visibility_reason: str = ""  # which bound that had left: agreement, kl
+    image_tokens: int = 0  # of the prompt's, those that stand for images
 
     @classmethod
     def read(cls, request_id: str, message: shoal_pb2.GenerateComplete) -> Self:
@@ -129,6 +148,7 @@ class Completion:
             num_preemptions=message.num_preemptions,
             requested_visibility=message.requested_visibility,
             visibility_reason=message.visibility_reason,
+            image_tokens=message.image_tokens,
         )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from shoal.config.disaggregation import LOCAL_CACHED_SHARE, LOCAL_PREFILL_TOKENS, DisaggregationRule
+from shoal.config.images import ImageLimits
 from shoal.config.shadow import ShadowConfig
 from shoal.config.tls import ClusterConfig, TlsConfig
 from shoal.errors import InvalidConfig
@@ -37,6 +38,7 @@ class RouterConfig:
     drain_s: float = 30.0  # how long running requests may go on after SIGTERM
     metrics: str | None = None  # host:port of /metrics
     shadow: ShadowConfig = field(default_factory=ShadowConfig)  # which share is replayed at full depth, and the band of quality
+    images: ImageLimits = field(default_factory=ImageLimits)
     allow_wildcard: bool = False
     tokens_file: str | None = None  # who may call; None: everybody
     tls: TlsConfig = field(default_factory=TlsConfig)  # of both doors

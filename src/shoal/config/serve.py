@@ -9,6 +9,7 @@ from typing import Any, Self
 from shoal.config.autoscale import AutoscaleConfig, Bounds
 from shoal.config.cpus import parse_cpus
 from shoal.config.disaggregation import LOCAL_CACHED_SHARE, LOCAL_PREFILL_TOKENS, DisaggregationRule
+from shoal.config.images import ImageLimits
 from shoal.config.logs import FORMATS, LEVELS
 from shoal.config.reading import check_choice, convert, named, nearest, read_address, read_section
 from shoal.config.shadow import ShadowConfig
@@ -20,6 +21,7 @@ from shoal.types import DType
 from shoal.visibility import Visibility
 
 _SHADOW = ShadowConfig()
+_IMAGES = ImageLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,10 @@ class ServeConfig:
     max_requests: int = 64  # running together on one worker
     max_wait_s: float = 60.0  # a request that would wait longer for its start is refused at once; 0: none is
     max_context_tokens: int = 0  # prompt and answer together; 0: the model's own limit
+    max_images: int = _IMAGES.max_images  # of one request; config/images.py
+    max_image_mb: float = _IMAGES.max_image_mb
+    max_images_mb: float = _IMAGES.max_images_mb
+    max_image_megapixels: float = _IMAGES.max_image_megapixels
     transfer_backend: str = "gloo"
     worker_host: str = "127.0.0.1"  # the interface workers and the controller bind to; "node": each worker its Ray node's address
     worker_port: int = 0  # gRPC of every worker, where each has a node to itself; 0: any free port
@@ -129,7 +135,7 @@ class ServeConfig:
         for pool in Pool:
             self.cpus(pool)
         self._check_autoscaling()
-        self.listen_address, self.http_address, self.tls, self.cluster, self.shadow  # noqa: B018  (raise when they cannot be read)
+        self.listen_address, self.http_address, self.tls, self.cluster, self.shadow, self.images  # noqa: B018  (raise when they cannot be read)
         if self.controller_listen:
             read_address("controller_listen", self.controller_listen)
         for name, address in (("listen", self.listen_address), ("http_listen", self.http_address)):
@@ -173,6 +179,11 @@ class ServeConfig:
     def shadow(self) -> ShadowConfig:
         """Replays at full depth, and the band of quality."""
         return ShadowConfig.read(dataclasses.asdict(self))
+
+    @property
+    def images(self) -> ImageLimits:
+        """How much the images of a request may take."""
+        return ImageLimits.read(dataclasses.asdict(self))
 
     def _check_autoscaling(self) -> None:
         bounds = {pool: self.autoscale_bounds(pool) for pool in Pool}

@@ -13,6 +13,7 @@ from shoal.errors import InvalidRequest
 MAX_IMAGE_BYTES: Final = 20 << 20
 MAX_IMAGE_PIXELS: Final = 40_000_000
 _MAX_SIDE: Final = 32_768
+_MAX_STEPS: Final = 16_384  # through a JPEG's segments: files have some hundreds at most
 _FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})  # JPEG's start-of-frame markers
 _ALONE = frozenset({0x01, *range(0xD0, 0xD8)})  # JPEG markers without a length
 _ORIENTATION_TAG: Final = 0x0112
@@ -65,9 +66,9 @@ def _read(data: bytes) -> ImageHeader | None:
 
 
 def _jpeg(data: bytes) -> ImageHeader | None:
-    """Walk the segments up to the frame's; EXIF comes before it."""
-    at, orientation = 2, 1
-    while True:
+    """Walk the segments up to the frame's; EXIF comes before it, and only the first of it counts. Gives up after many steps."""
+    at, orientation = 2, 0
+    for _ in range(_MAX_STEPS):
         if data[at] != 0xFF:
             return None
         marker = data[at + 1]
@@ -84,10 +85,11 @@ def _jpeg(data: bytes) -> ImageHeader | None:
             height, width = struct.unpack_from(">HH", data, at + 5)
             if orientation >= 5:
                 width, height = height, width
-            return ImageHeader("JPEG", width, height, orientation)
-        if marker == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0" and orientation == 1:
+            return ImageHeader("JPEG", width, height, orientation or 1)
+        if marker == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0" and not orientation:
             orientation = _orientation(data[at + 10 : at + 2 + length])
         at += 2 + length
+    return None
 
 
 def _orientation(exif: bytes) -> int:

@@ -1,6 +1,7 @@
-"""Prompts to token ids: chat templates and tokenisation. Knows the tokenizer and its template; knows no request limits."""
+"""Prompts to token ids: chat templates, images' places, tokenisation. Knows the tokenizer and its template; no request limits."""
 
 import datetime
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from shoal.errors import InvalidConfig, InvalidRequest, Unsupported
 from shoal.model_files.tokenizer import Tokenizer
+from shoal.model_files.vision import VisionConfig
+from shoal.types import PromptImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,7 @@ class Prompt:
 
     token_ids: tuple[int, ...]
     boundary_tokens: int = 1
+    images: tuple[PromptImage, ...] = ()  # in order; their tokens are among `token_ids`
 
 
 class ChatTemplate:
@@ -59,12 +63,20 @@ class ChatTemplate:
 
 
 class PromptEncoder:
-    """Turns text and chat messages into ids. Thread-safe; long prompts belong in an executor thread."""
+    """Turns text and chat messages into ids. Thread-safe; long prompts, and images, belong in an executor thread.
+
+    `images` are files, one for each of the model's placeholders in the prompt, in order. Raises Unsupported for them where the
+    model sees none, InvalidRequest where their number is another or a file cannot be read.
+    """
 
     template_class: ClassVar[type[ChatTemplate]] = ChatTemplate
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, vision: VisionConfig | None = None) -> None:
+        """Raises InvalidConfig when the template cannot be read, or tokenizer and `vision` do not fit."""
         self._tokenizer = tokenizer
+        self._vision = vision
+        if vision is not None:
+            vision.check_tokenizer(tokenizer.backend.token_to_id)
         source = tokenizer.chat_template
         tokens = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
         self._template = None if source is None else self.template_class(source, **tokens)
@@ -78,9 +90,18 @@ class PromptEncoder:
         """Length of the generation prompt after a plain conversation: what `speed` runs at full depth by default."""
         return self.encode_chat([{"role": "user", "content": "Hello"}]).boundary_tokens
 
-    def encode_text(self, text: str, *, add_special_tokens: bool = True) -> Prompt:
+    def encode_text(self, text: str, images: Sequence[bytes] = (), *, add_special_tokens: bool = True) -> Prompt:
         """Ids of plain text, with the special tokens that the tokenizer itself puts around a sequence."""
-        return Prompt(tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens)))
+        ids = tuple(self._tokenizer.encode(self._expand(text, images), add_special_tokens=add_special_tokens))
+        return Prompt(ids, images=self._place(ids, images))
+
+    def expand_ids(self, token_ids: Sequence[int], images: Sequence[bytes] = ()) -> Prompt:
+        """Ids that hold one placeholder for each image; others are left as they are."""
+        if self._vision is None:
+            return Prompt(tuple(token_ids), images=self._place(token_ids, images))
+        encode = functools.partial(self._tokenizer.encode, add_special_tokens=False)
+        ids = self._vision.expand_ids(token_ids, images, encode)
+        return Prompt(ids, images=self._place(ids, images))
 
     def encode_continuation(self, prompt_text: str, prompt_ids: Sequence[int], continuation: str) -> tuple[int, ...]:
         """Ids of a text that goes on after a prompt: what the joined text has beyond the prompt's ids. Where a token would cross
@@ -92,14 +113,30 @@ class PromptEncoder:
                 return tuple(joined[len(prompt_ids) :])
         return tuple(self._tokenizer.encode(continuation, add_special_tokens=False))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        images: Sequence[bytes] = (),
+    ) -> Prompt:
         """Ids of a conversation up to the assistant's turn. Raises Unsupported when the model has no chat template."""
         if self._template is None:
             raise Unsupported("this model has no chat template; send `text` or token ids instead of chat messages")
-        text = self._template.render(messages, tools=tools)
+        text = self._expand(self._template.render(messages, tools=tools), images)
         ids = self._tokenizer.encode(text, add_special_tokens=False)
-        history = self._template.render(messages, tools=tools, add_generation_prompt=False)
-        return Prompt(tuple(ids), self._num_generation_tokens(text, ids, history))
+        placed = self._place(ids, images)
+        history = self._expand(self._template.render(messages, tools=tools, add_generation_prompt=False), images)
+        return Prompt(tuple(ids), self._num_generation_tokens(text, ids, history), placed)
+
+    def _expand(self, text: str, images: Sequence[bytes]) -> str:
+        return text if self._vision is None else self._vision.expand_text(text, images)
+
+    def _place(self, ids: Sequence[int], images: Sequence[bytes]) -> tuple[PromptImage, ...]:
+        if self._vision is not None:
+            return self._vision.place(ids, images)
+        if images:
+            raise Unsupported("this model sees no images; send text alone")
+        return ()
 
     def _num_generation_tokens(self, text: str, ids: Sequence[int], history: str) -> int:
         """How many of the last ids the generation prompt makes up; at least 1."""

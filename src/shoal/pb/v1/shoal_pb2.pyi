@@ -13,19 +13,35 @@ class TokenizedInput(_message.Message):
     input_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, original_text: _Optional[str] = ..., input_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class Image(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class ContentPart(_message.Message):
+    __slots__ = ("text", "image")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    image: Image
+    def __init__(self, text: _Optional[str] = ..., image: _Optional[_Union[Image, _Mapping]] = ...) -> None: ...
+
 class ChatMessage(_message.Message):
-    __slots__ = ("role", "content", "tool_calls_json", "tool_call_id", "name")
+    __slots__ = ("role", "content", "tool_calls_json", "tool_call_id", "name", "content_parts")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALLS_JSON_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALL_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_PARTS_FIELD_NUMBER: _ClassVar[int]
     role: str
     content: str
     tool_calls_json: str
     tool_call_id: str
     name: str
-    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls_json: _Optional[str] = ..., tool_call_id: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    content_parts: _containers.RepeatedCompositeFieldContainer[ContentPart]
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls_json: _Optional[str] = ..., tool_call_id: _Optional[str] = ..., name: _Optional[str] = ..., content_parts: _Optional[_Iterable[_Union[ContentPart, _Mapping]]] = ...) -> None: ...
 
 class ChatInput(_message.Message):
     __slots__ = ("messages", "tools_json", "tool_choice_json")
@@ -101,7 +117,7 @@ class ChoiceConstraint(_message.Message):
     def __init__(self, choices: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "tokenized", "text", "chat", "sampling_params", "stream", "visibility", "model", "priority", "cache_salt")
+    __slots__ = ("request_id", "tokenized", "text", "chat", "sampling_params", "stream", "visibility", "model", "priority", "cache_salt", "images")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENIZED_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +128,7 @@ class GenerateRequest(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tokenized: TokenizedInput
     text: str
@@ -122,10 +139,11 @@ class GenerateRequest(_message.Message):
     model: str
     priority: str
     cache_salt: str
-    def __init__(self, request_id: _Optional[str] = ..., tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., stream: bool = ..., visibility: _Optional[str] = ..., model: _Optional[str] = ..., priority: _Optional[str] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    images: _containers.RepeatedCompositeFieldContainer[Image]
+    def __init__(self, request_id: _Optional[str] = ..., tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., stream: bool = ..., visibility: _Optional[str] = ..., model: _Optional[str] = ..., priority: _Optional[str] = ..., cache_salt: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("request_id", "tokenized", "text", "continuation_tokenized", "continuation_text", "visibility", "model", "logprobs", "priority", "cache_salt")
+    __slots__ = ("request_id", "tokenized", "text", "continuation_tokenized", "continuation_text", "visibility", "model", "logprobs", "priority", "cache_salt", "images")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENIZED_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +154,7 @@ class ScoreRequest(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tokenized: TokenizedInput
     text: str
@@ -146,7 +165,8 @@ class ScoreRequest(_message.Message):
     logprobs: int
     priority: str
     cache_salt: str
-    def __init__(self, request_id: _Optional[str] = ..., tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., text: _Optional[str] = ..., continuation_tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., continuation_text: _Optional[str] = ..., visibility: _Optional[str] = ..., model: _Optional[str] = ..., logprobs: _Optional[int] = ..., priority: _Optional[str] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    images: _containers.RepeatedCompositeFieldContainer[Image]
+    def __init__(self, request_id: _Optional[str] = ..., tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., text: _Optional[str] = ..., continuation_tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., continuation_text: _Optional[str] = ..., visibility: _Optional[str] = ..., model: _Optional[str] = ..., logprobs: _Optional[int] = ..., priority: _Optional[str] = ..., cache_salt: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("request_id", "logprobs", "total_logprob", "is_greedy", "prompt_tokens", "visibility", "transfer", "cached_tokens", "prefill_cached_tokens")
@@ -219,7 +239,7 @@ class GenerateStreamChunk(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., index: _Optional[int] = ..., output_logprobs: _Optional[_Union[OutputLogProbs, _Mapping]] = ..., input_logprobs: _Optional[_Union[OutputLogProbs, _Mapping]] = ...) -> None: ...
 
 class GenerateComplete(_message.Message):
-    __slots__ = ("output_ids", "text", "finish_reason", "matched_token_id", "matched_stop_str", "prompt_tokens", "completion_tokens", "cached_tokens", "index", "output_logprobs", "visibility", "transfer", "timings", "decode_kv", "seed", "num_retries", "notices", "input_logprobs", "prefill_cached_tokens", "num_preemptions", "requested_visibility", "visibility_reason")
+    __slots__ = ("output_ids", "text", "finish_reason", "matched_token_id", "matched_stop_str", "prompt_tokens", "completion_tokens", "cached_tokens", "index", "output_logprobs", "visibility", "transfer", "timings", "decode_kv", "seed", "num_retries", "notices", "input_logprobs", "prefill_cached_tokens", "num_preemptions", "requested_visibility", "visibility_reason", "image_tokens")
     OUTPUT_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -242,6 +262,7 @@ class GenerateComplete(_message.Message):
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     REQUESTED_VISIBILITY_FIELD_NUMBER: _ClassVar[int]
     VISIBILITY_REASON_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     output_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     finish_reason: str
@@ -264,7 +285,8 @@ class GenerateComplete(_message.Message):
     num_preemptions: int
     requested_visibility: str
     visibility_reason: str
-    def __init__(self, output_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[str] = ..., matched_token_id: _Optional[int] = ..., matched_stop_str: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., index: _Optional[int] = ..., output_logprobs: _Optional[_Union[OutputLogProbs, _Mapping]] = ..., visibility: _Optional[str] = ..., transfer: _Optional[_Union[TransferStats, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., decode_kv: _Optional[_Union[KvStats, _Mapping]] = ..., seed: _Optional[int] = ..., num_retries: _Optional[int] = ..., notices: _Optional[_Iterable[str]] = ..., input_logprobs: _Optional[_Union[OutputLogProbs, _Mapping]] = ..., prefill_cached_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., requested_visibility: _Optional[str] = ..., visibility_reason: _Optional[str] = ...) -> None: ...
+    image_tokens: int
+    def __init__(self, output_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[str] = ..., matched_token_id: _Optional[int] = ..., matched_stop_str: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., index: _Optional[int] = ..., output_logprobs: _Optional[_Union[OutputLogProbs, _Mapping]] = ..., visibility: _Optional[str] = ..., transfer: _Optional[_Union[TransferStats, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., decode_kv: _Optional[_Union[KvStats, _Mapping]] = ..., seed: _Optional[int] = ..., num_retries: _Optional[int] = ..., notices: _Optional[_Iterable[str]] = ..., input_logprobs: _Optional[_Union[OutputLogProbs, _Mapping]] = ..., prefill_cached_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., requested_visibility: _Optional[str] = ..., visibility_reason: _Optional[str] = ..., image_tokens: _Optional[int] = ...) -> None: ...
 
 class TransferStats(_message.Message):
     __slots__ = ("payload_bytes", "plan_bytes", "full_depth_bytes", "num_entries", "prefill_worker", "decode_worker", "prefill_at", "prefill_reason")
@@ -315,16 +337,18 @@ class KvStats(_message.Message):
     def __init__(self, layer_tokens: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
-    __slots__ = ("text", "chat", "add_special_tokens", "model")
+    __slots__ = ("text", "chat", "add_special_tokens", "model", "images")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     text: str
     chat: ChatInput
     add_special_tokens: bool
     model: str
-    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., add_special_tokens: bool = ..., model: _Optional[str] = ...) -> None: ...
+    images: _containers.RepeatedCompositeFieldContainer[Image]
+    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., add_special_tokens: bool = ..., model: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ...) -> None: ...
 
 class TokenizeResponse(_message.Message):
     __slots__ = ("token_ids", "max_context_length")
@@ -367,7 +391,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model_path", "served_model_name", "model_type", "max_context_length", "vocab_size", "num_layers", "eos_token_ids", "bos_token_id", "allowed_visibilities", "max_boundary_tokens", "revision", "dtype", "license", "adapter")
+    __slots__ = ("model_path", "served_model_name", "model_type", "max_context_length", "vocab_size", "num_layers", "eos_token_ids", "bos_token_id", "allowed_visibilities", "max_boundary_tokens", "revision", "dtype", "license", "adapter", "supports_vision", "image_placeholder", "image_token_id")
     MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
     SERVED_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -382,6 +406,9 @@ class GetModelInfoResponse(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     LICENSE_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTS_VISION_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_PLACEHOLDER_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     model_path: str
     served_model_name: str
     model_type: str
@@ -396,7 +423,10 @@ class GetModelInfoResponse(_message.Message):
     dtype: str
     license: str
     adapter: str
-    def __init__(self, model_path: _Optional[str] = ..., served_model_name: _Optional[str] = ..., model_type: _Optional[str] = ..., max_context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., allowed_visibilities: _Optional[_Iterable[str]] = ..., max_boundary_tokens: _Optional[int] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., license: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
+    supports_vision: bool
+    image_placeholder: str
+    image_token_id: int
+    def __init__(self, model_path: _Optional[str] = ..., served_model_name: _Optional[str] = ..., model_type: _Optional[str] = ..., max_context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., allowed_visibilities: _Optional[_Iterable[str]] = ..., max_boundary_tokens: _Optional[int] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., license: _Optional[str] = ..., adapter: _Optional[str] = ..., supports_vision: bool = ..., image_placeholder: _Optional[str] = ..., image_token_id: _Optional[int] = ...) -> None: ...
 
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()
