@@ -1,10 +1,12 @@
-"""Makes training text of what is installed: the docstrings of every package, and a part held out by package. Knows no model.
+"""Makes training text of what is installed: the docstrings of every package, a part held out by package, and documentation beside
+them where it is given. Knows no model.
 
 Deterministic for the packages' versions. The texts stay under their packages' licences and are written nowhere but where asked.
 """
 
 import hashlib
 import json
+import random
 import sysconfig
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,9 +14,11 @@ from pathlib import Path
 from typing import Final
 
 from shoal.errors import InvalidConfig
+from shoal.quality.data.documents import documents, pieces
 from shoal.quality.data.records import Record
 from shoal.quality.data.shipped import docstrings_of
 
+_PIECE: Final = 6_000  # characters of a text to train on, about 1,500 tokens
 _MIN_CHARACTERS: Final = 200
 _MIN_LETTERS: Final = 0.72  # of a docstring's characters letters or blanks: tables, drawings and code have fewer
 _SKIPPED: Final = frozenset({"test", "tests", "testing", "_vendor", "vendor", "site-packages", "dist-packages", "idlelib"})
@@ -50,17 +54,34 @@ def installed_texts(sites: Sequence[Path], hold: Collection[str]) -> Iterator[tu
             yield _top(Path(folder).parts) in hold, Record(folder, text="\n\n".join(texts))
 
 
-def write_corpus(train: Path, held_out: Path, *, sites: Sequence[Path] = (), hold: Collection[str] = ()) -> CorpusSize:
-    """Write both parts as JSON lines. Raises InvalidConfig when a file cannot be written."""
-    counts = {True: 0, False: 0}
+def write_corpus(
+    train: Path, held_out: Path, *, sites: Sequence[Path] = (), hold: Collection[str] = (), docs: Sequence[Path] = ()
+) -> CorpusSize:
+    """Write both parts as JSON lines: to train on, pieces of docstrings, and as many of the documentation in `docs` (the larger
+    kind is drawn from); held out, docstrings alone, a text a folder. Raises InvalidConfig when a file cannot be written."""
+    prose = [piece for record in documents(docs) for piece in pieces(record, _PIECE)]
+    code: list[Record] = []
+    held: list[Record] = []
+    for is_held, record in installed_texts(sites, hold):
+        if is_held:
+            held.append(record)
+        else:
+            code.extend(pieces(record, _PIECE))
+    kept = [*_drawn(code, len(prose)), *_drawn(prose, len(code))] if docs else code
     try:
-        with train.open("w", encoding="utf-8") as kept, held_out.open("w", encoding="utf-8") as held:
-            for is_held, record in installed_texts(sites, hold):
-                counts[is_held] += 1
-                (held if is_held else kept).write(json.dumps({"text": record.text, "from": record.where}) + "\n")
+        for path, records in ((train, kept), (held_out, held)):
+            with path.open("w", encoding="utf-8") as file:
+                for record in records:
+                    file.write(json.dumps({"text": record.text, "from": record.where}) + "\n")
     except OSError as error:
         raise InvalidConfig(f"cannot write {error.filename}: {error.strerror}") from error
-    return CorpusSize(counts[False], counts[True])
+    return CorpusSize(len(kept), len(held))
+
+
+def _drawn(records: Sequence[Record], count: int) -> list[Record]:
+    """`count` of the records in their order, always the same ones; all where there are no more."""
+    indices = random.Random(0).sample(range(len(records)), min(count, len(records)))
+    return [records[index] for index in sorted(indices)]
 
 
 def _is_prose(text: str) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import InvalidConfig
-from shoal.quality.data import DataOptions, load_data, read_jsonl, shipped_records
+from shoal.quality.data import DataOptions, load_data, read_jsonl, shipped_records, write_corpus
 from tests import engine_support as support
 
 SMALL = DataOptions(max_examples=5, prompt_tokens=20, response_tokens=6)
@@ -77,3 +77,31 @@ def test_data_that_cannot_be_used(tmp_path: Path) -> None:
         load_data("wikipedia", model, SMALL)
     with pytest.raises(InvalidConfig, match="does not exist"):
         load_data(str(tmp_path / "none.jsonl"), model, SMALL)
+
+
+PROSE = "The cache keeps what was asked before, so that the same question costs nothing the second time it is asked."
+
+
+def test_a_corpus_of_docstrings_and_documentation(tmp_path: Path) -> None:
+    """As much of one kind as of the other, in pieces; the held-out package's docstrings are in no piece; the same every time."""
+    for package, words in (("learnt", "A learnt thing."), ("kept", "A kept thing.")):
+        (tmp_path / "site" / package).mkdir(parents=True)
+        functions = [f'def f{n}():\n    """{words} Number {n}. {PROSE} {PROSE} {PROSE}"""\n' for n in range(60)]
+        (tmp_path / "site" / package / "__init__.py").write_text("\n".join(functions))
+    (tmp_path / "docs").mkdir()
+    blocks = [f":meth:`~a.b` {PROSE} {PROSE}\n\n.. code:: python\n\n    x = {n}\n\nHeading\n=======" for n in range(20)]
+    (tmp_path / "docs" / "guide.rst").write_text("\n\n".join(blocks))
+    (tmp_path / "docs" / "short.md").write_text(PROSE)
+    train, held = tmp_path / "train.jsonl", tmp_path / "held.jsonl"
+    size = write_corpus(train, held, sites=[tmp_path / "site"], hold=["kept"], docs=[tmp_path / "docs"])
+    written = train.read_text()
+    texts = [record.text or "" for record in read_jsonl(train)]
+    assert (size.num_trained, size.num_held_out) == (2, 1) == (len(texts), len(read_jsonl(held)))
+    assert ["learnt" in text for text in texts] == [True, False] and "kept thing" not in written
+    assert texts[1].startswith(f"a.b {PROSE}") and "code::" not in written and "Heading" not in written
+    write_corpus(train, held, sites=[tmp_path / "site"], hold=["kept"], docs=[tmp_path / "docs"])
+    assert train.read_text() == written
+    write_corpus(train, held, sites=[tmp_path / "site"], hold=["kept"])
+    assert len(read_jsonl(train)) > 2 and "a.b" not in train.read_text()
+    with pytest.raises(InvalidConfig, match="no folder of documentation"):
+        write_corpus(train, held, docs=[tmp_path / "none"])
