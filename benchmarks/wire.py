@@ -23,7 +23,8 @@ from shoal.decode_worker.sink import DecodeSink
 from shoal.engine.affinity import keep_to_cpus
 from shoal.engine.kv_pool import KvPool
 from shoal.engine.segment import RequestKv
-from shoal.kv_transfer import DecodeTarget, Handle, TransferClient, TransferServer, incoming_pair, lane, outgoing_pair
+from shoal.kv_transfer import DecodeTarget, Handle, TransferClient, TransferServer, guard
+from shoal.kv_transfer.checksum import checksum
 from shoal.kv_transfer.gloo import GlooChannel
 from shoal.model_files import open_model
 from shoal.pb.internal.v1 import transfer_pb2_grpc
@@ -128,8 +129,7 @@ class _Peer:
             self.channel = await asyncio.to_thread(GlooChannel, store, 1, HOST, 30.0)
         while (order := await asyncio.to_thread(self.told.recv)) is not None:
             way, name = order
-            checksum = _no_checksum if way.endswith("no CRC") else lane.checksum
-            outgoing_pair.checksum = incoming_pair.checksum = checksum  # type: ignore[attr-defined]  # both ends leave it out
+            guard.checksum = _no_checksum if way.endswith("no CRC") else checksum  # both ends leave it out
             begin = time.perf_counter()
             match way:
                 case "socket":

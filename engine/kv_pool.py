@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from shoal.engine.dtypes import torch_dtype
-from shoal.engine.kernels import memory
+from shoal.engine.kernels import kernels_or_none, memory
 from shoal.errors import InternalError, InvalidConfig
 from shoal.placement.blocks import NO_BLOCK, BlockIds
 from shoal.placement.tables import BlockTable
@@ -49,6 +49,7 @@ class KvPool:
             raise InvalidConfig(f"a KV pool of {size} cannot be allocated on {device}; lower kv_memory_bytes") from error
         self.rows = self.data.view(-1, shape.head_dim)  # one row per (block, K or V, head, slot)
         fits = on_cpu and shape.head_dim * dtype.num_bytes % 8 == 0
+        self.kernels = kernels_or_none() if on_cpu else None  # without them torch copies
         self._words = self.data.view(torch.int64) if fits else None  # the same memory, 8 bytes at a time
 
     @property
@@ -71,6 +72,8 @@ class KvPool:
 
     def pack(self, table: BlockTable, layer: int, start: int, stop: int, out: torch.Tensor) -> None:
         """Copy slots [start, stop) of one layer into `out`, a uint8 tensor on any device, as [n, 2, kv_heads, head_dim]."""
+        if self._copy_slots(table, layer, start, stop, out, to_wire=True):
+            return
         if runs := self._runs(table, layer, start, stop, out):
             for mine, wire in runs:
                 wire.copy_(mine)
@@ -84,12 +87,26 @@ class KvPool:
 
     def unpack(self, table: BlockTable, layer: int, start: int, stop: int, data: torch.Tensor) -> None:
         """Copy `data`, a uint8 tensor in the wire layout on any device, into slots [start, stop) of one layer."""
+        if self._copy_slots(table, layer, start, stop, data, to_wire=False):
+            return
         if runs := self._runs(table, layer, start, stop, data):
             for mine, wire in runs:
                 mine.copy_(wire)
             return
         rows = self._row_index(table, layer, start, stop)
         self.rows.index_copy_(0, rows, self._wire_view(data, len(rows)).to(self.data.device))
+
+    def _copy_slots(self, table: BlockTable, layer: int, start: int, stop: int, wire: torch.Tensor, *, to_wire: bool) -> bool:
+        """Copy by the compiled kernel, wherever the blocks lie. False, and nothing copied, where it cannot be used."""
+        fits = wire.device.type == "cpu" and wire.is_contiguous() and 0 <= start < stop <= table.num_slots
+        if self.kernels is None or not fits:
+            return False
+        self._wire_view(wire, (stop - start) * 2 * self.shape.num_kv_heads)  # refuses a wrong size
+        ids = np.ascontiguousarray(table.layer_ids(layer)[start // self.block_size : -(-stop // self.block_size)], np.int32)
+        if ids.min() < 0 or ids.max() >= self.num_blocks:
+            raise InternalError(f"slots {start}…{stop} of layer {layer} are not all held")
+        self.kernels.copy_slots(self.data, wire, ids, range(start, stop), to_wire=to_wire)
+        return True
 
     def _runs(
         self, table: BlockTable, layer: int, start: int, stop: int, data: torch.Tensor

@@ -28,11 +28,18 @@ class ReturnBuffer:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Sender: pack an entry into the buffer just granted, which becomes the buffer of `ticket`. Answered by `packed`."""
+    """Sender: pack entries, one behind the other, into the buffer just granted, which becomes the buffer of `ticket`.
+
+    Answered by `packed`.
+    """
 
     ticket: int
     attempt_id: str
-    entry: Entry
+    entries: tuple[Entry, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(entry.num_bytes for entry in self.entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,11 @@ class Post:
 
     n: int
     attempt_id: str
-    entry: Entry
+    entries: tuple[Entry, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(entry.num_bytes for entry in self.entries)
 
 
 @dataclass(frozen=True, slots=True)

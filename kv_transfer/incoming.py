@@ -11,7 +11,7 @@ import torch
 from shoal.errors import Cancelled, ShoalError
 from shoal.kv_transfer import metrics
 from shoal.kv_transfer.actions import Finish
-from shoal.kv_transfer.lane import Guard
+from shoal.kv_transfer.guard import Guard
 from shoal.placement.plan import Entry, TransferPlan
 
 

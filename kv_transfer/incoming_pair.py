@@ -15,7 +15,7 @@ from shoal.kv_transfer.backends import DECODE_RANK, Backend
 from shoal.kv_transfer.control import ControlStream, receiver_beat
 from shoal.kv_transfer.faults import Faults
 from shoal.kv_transfer.incoming import IncomingTransfer
-from shoal.kv_transfer.lane import Lane, checksum
+from shoal.kv_transfer.lane import Lane
 from shoal.kv_transfer.perform import Performer
 from shoal.kv_transfer.receiver import ReceiverMachine
 from shoal.kv_transfer.rendezvous import PairStore
@@ -51,7 +51,11 @@ class IncomingPair:
         self.error: ShoalError | None = None  # why it closed
         self.closing = asyncio.Event()
         self._shared = shared
-        self._machine = ReceiverMachine(shared.book, max_receives=shared.config.max_receives_in_flight)
+        self._machine = ReceiverMachine(
+            shared.book,
+            max_receives=shared.config.max_receives_in_flight,
+            max_joined_bytes=shared.config.max_entry_bytes,
+        )
         self._perform = Performer(self._carry_out)
         self._granted: StagingBuffer | None = None
         self._buffers: dict[int, StagingBuffer] = {}  # by n
@@ -181,32 +185,31 @@ class IncomingPair:
         return buffer
 
     def _post(self, action: act.Post) -> None:
-        n, entry = action.n, action.entry
+        n, num_bytes = action.n, action.num_bytes
         if self.error is not None:
             self._perform(self._machine.failed(n))
             return
         transfer = self._shared.transfers.get(action.attempt_id)
-        view = self._buffers[n].view(entry.num_bytes)
+        view = self._buffers[n].view(num_bytes)
         faults, lane = self._shared.faults, self._lane
 
         def arrived_on_thread(num_bytes: int) -> None:
             lane.report(arrived, num_bytes)
             try:
-                done = transfer is not None and transfer.guard.call(lambda: transfer.sink.unpack(entry, view))
-                crc = checksum(view) if done else None
+                crcs = transfer.guard.copy(transfer.sink.unpack, action.entries, view) if transfer is not None else None
                 faults.hit("after-unpack")
             except ShoalError as error:
                 lane.report(unpacked, None, error)
             else:
-                lane.report(unpacked, crc, None)
+                lane.report(unpacked, crcs, None)
 
         def arrived(num_bytes: int) -> None:
             metrics.PAYLOAD.labels("received").inc(num_bytes)
             self._leave_place(n)
             self._perform(self._machine.arrived(n, num_bytes))
 
-        def unpacked(crc: int | None, error: ShoalError | None) -> None:
-            self._perform(self._machine.unpacked(n, crc, error))
+        def unpacked(crcs: list[int] | None, error: ShoalError | None) -> None:
+            self._perform(self._machine.unpacked(n, crcs, error))
 
         def failed(error: ShoalError) -> None:
             self._perform(self._machine.failed(n))
@@ -215,7 +218,7 @@ class IncomingPair:
         lane.receive(
             n,
             view,
-            self._shared.config.message_timeout_s(entry.num_bytes),
+            self._shared.config.message_timeout_s(num_bytes),
             posted=lambda: self._perform(self._machine.posted(n)),
             arrived=arrived_on_thread,
             failed=failed,

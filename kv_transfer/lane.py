@@ -1,4 +1,4 @@
-"""The threads of one pair's end: one issues, one waits. Knows channels, buffers and CRCs; knows no protocol and no streams.
+"""The threads of one pair's end: one issues, one waits. Knows channels and buffers; knows no protocol and no streams.
 
 The group is made by the issuing thread, so that making it blocks nobody else. Results come back as calls on the event loop.
 Both threads end by themselves: every wait has a timeout sized from its bytes.
@@ -7,11 +7,9 @@ Both threads end by themselves: every wait has a timeout sized from its bytes.
 import asyncio
 import queue
 import threading
-import zlib
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from shoal.errors import InternalError, ShoalError, Unavailable
@@ -19,7 +17,6 @@ from shoal.kv_transfer.channel import PairChannel, Pending
 from shoal.kv_transfer.faults import Faults
 
 _BROKEN_S = 0.01
-_ROW_BYTES: Final = 8192
 
 Report = Callable[..., None]  # called on the event loop
 
@@ -172,44 +169,3 @@ def _named(error: Exception) -> ShoalError:
     return (
         error if isinstance(error, ShoalError) else InternalError(f"the pair's channel failed: {type(error).__name__}: {error}")
     )
-
-
-class Guard:
-    """Keeps a source or sink from being touched once its owner may free the blocks. Thread-safe.
-
-    `close` waits for the call in progress (one entry's copy), so that after it returns no call runs or will start.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._is_closed = False
-
-    def call(self, function: Callable[[], None]) -> bool:
-        """Run `function` unless closed; False when closed. An exception it raises becomes InternalError."""
-        with self._lock:
-            if self._is_closed:
-                return False
-            try:
-                function()
-            except Exception as error:
-                raise InternalError(f"copying KV failed: {type(error).__name__}: {error}") from error
-            return True
-
-    def close(self) -> None:
-        with self._lock:
-            self._is_closed = True
-
-
-def checksum(buffer: torch.Tensor) -> int:
-    """A message's 32 bits: CRC-32 over sums of its 64-bit words, by row and by column of 1,024, and over the bytes left over.
-
-    Any changed word changes two sums, any change of order the order of sums; it runs at the speed of memory, which a CRC over all
-    bytes does not everywhere (0.5 to 5.5 GB/s by Python's zlib).
-    """
-    data = buffer.cpu().numpy()
-    cut = len(data) // _ROW_BYTES * _ROW_BYTES
-    words = data[:cut].view(np.uint64).reshape(-1, _ROW_BYTES // 8)
-    crc = zlib.crc32(data[cut:].data)
-    if cut:
-        crc = zlib.crc32(words.sum(axis=1, dtype=np.uint64).data, zlib.crc32(words.sum(axis=0, dtype=np.uint64).data, crc))
-    return crc

@@ -18,7 +18,7 @@ from shoal.kv_transfer.control import ControlStream, sender_beat
 from shoal.kv_transfer.dial import Connect, DecodeTarget, Dialled
 from shoal.kv_transfer.faults import Faults
 from shoal.kv_transfer.handle import Handle
-from shoal.kv_transfer.lane import Lane, checksum
+from shoal.kv_transfer.lane import Lane
 from shoal.kv_transfer.outgoing import KvSource, OutgoingTransfer
 from shoal.kv_transfer.perform import Performer
 from shoal.kv_transfer.rendezvous import PairStore
@@ -50,7 +50,11 @@ class OutgoingPair:
         self.used_s = time.monotonic()
         self.error: ShoalError | None = None  # why it closed
         self._shared = shared
-        self._machine = SenderMachine(window=shared.config.max_receives_in_flight + 1, lease_s=shared.config.lease_s)
+        self._machine = SenderMachine(
+            window=shared.config.max_receives_in_flight + 1,
+            lease_s=shared.config.lease_s,
+            max_joined_bytes=shared.config.max_joined_bytes,
+        )
         self._perform = Performer(self._carry_out)
         self._transfers: dict[str, OutgoingTransfer] = {}
         self._granted: StagingBuffer | None = None
@@ -195,7 +199,7 @@ class OutgoingPair:
                 self._shared.staging.release(self._take_granted())
             case act.Pack():
                 self._buffers[action.ticket] = self._take_granted()
-                self._pack(action, self._buffers[action.ticket].view(action.entry.num_bytes))
+                self._pack(action, self._buffers[action.ticket].view(action.num_bytes))
             case act.Issue():
                 if self.error is None:
                     self._issues.append(action)
@@ -235,19 +239,18 @@ class OutgoingPair:
             self._perform(self._machine.packed(action.ticket, None, time.monotonic()))
             return
 
-        def packed(crc: int | None, error: ShoalError | None) -> None:
-            self._perform(self._machine.packed(action.ticket, crc, time.monotonic(), error))
+        def packed(crcs: list[int] | None, error: ShoalError | None) -> None:
+            self._perform(self._machine.packed(action.ticket, crcs, time.monotonic(), error))
 
         def job() -> None:
             try:
                 faults.hit("before-pack")
-                done = transfer.guard.call(lambda: transfer.source.pack(action.entry, view))
-                crc = checksum(view) if done else None
+                crcs = transfer.guard.copy(transfer.source.pack, action.entries, view)
                 faults.hit("after-pack")
             except ShoalError as error:
                 lane.report(packed, None, error)
             else:
-                lane.report(packed, crc, None)
+                lane.report(packed, crcs, None)
 
         lane.run(job)
 

@@ -6,6 +6,7 @@ buffer stays quarantined until the receive returns.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -44,7 +45,7 @@ class _Message:
     n: int
     attempt_id: str
     num_bytes: int
-    entry: Entry | None  # None when the attempt had ended before its Ready came
+    entries: tuple[Entry, ...]  # none when the attempt had ended before its Ready came
     stage: _Stage
 
 
@@ -61,8 +62,9 @@ class _Attempt:
 class ReceiverMachine:
     """One pair's receiving half. Every method returns the actions it causes, to be carried out in order."""
 
-    def __init__(self, book: AttemptBook, *, max_receives: int) -> None:
+    def __init__(self, book: AttemptBook, *, max_receives: int, max_joined_bytes: int = 0) -> None:
         self._book = book  # shared by the worker's pairs
+        self._max_joined_bytes = max_joined_bytes  # of a message with several entries
         self._max_receives = max_receives
         self._attempts: dict[str, _Attempt] = {}
         self._unanswered: deque[_Message] = deque()  # in order of n
@@ -100,11 +102,11 @@ class ReceiverMachine:
         """The place and buffer asked for by WantBuffer are there."""
         self._wanting = False
         waiting = next((m for m in self._unanswered if m.stage is _Stage.WAITING), None)
-        if waiting is None or waiting.entry is None:
+        if waiting is None:
             return [ReturnBuffer()]
         waiting.stage = _Stage.POSTING
         self._held[waiting.n] = waiting
-        return [Post(waiting.n, waiting.attempt_id, waiting.entry), *self._want()]
+        return [Post(waiting.n, waiting.attempt_id, waiting.entries), *self._want()]
 
     def posted(self, n: int) -> list[Action]:
         """The receive of message n has been posted: the peer may send."""
@@ -118,16 +120,16 @@ class ReceiverMachine:
             attempt.payload_bytes += num_bytes
         return []
 
-    def unpacked(self, n: int, crc: int | None, error: ShoalError | None = None) -> list[Action]:
-        """Message n is in the sink, or (crc None) was dropped: its attempt had ended, or the sink failed with `error`."""
+    def unpacked(self, n: int, crcs: Sequence[int] | None, error: ShoalError | None = None) -> list[Action]:
+        """Message n is in the sink, or (crcs None) was dropped: its attempt had ended, or the sink failed with `error`."""
         message = self._held.pop(n)
         actions: list[Action] = [FreeBuffer(n)]
         attempt = self._attempts.get(message.attempt_id)
-        if attempt is not None and message.entry is not None:
-            if crc is None:
+        if attempt is not None:
+            if crcs is None:
                 actions += self._end(message.attempt_id, error or InternalError("the KV sink was closed under its transfer"))
             else:
-                attempt.crcs[message.entry.index] = crc
+                attempt.crcs.update((entry.index, crc) for entry, crc in zip(message.entries, crcs, strict=True))
                 actions += self._complete(message.attempt_id)
         return actions + self._want()
 
@@ -176,20 +178,23 @@ class ReceiverMachine:
         if attempt is None:
             if self._book.is_expected(ready.attempt_id):
                 return [ClosePair(InternalError(f"prefill announced a message of attempt {ready.attempt_id} before its Accept"))]
-            self._unanswered.append(_Message(ready.n, ready.attempt_id, ready.num_bytes, None, _Stage.UNWANTED))
+            self._unanswered.append(_Message(ready.n, ready.attempt_id, ready.num_bytes, (), _Stage.UNWANTED))
             return self._answer()
-        entries = attempt.plan.entries
-        if ready.entry >= len(entries) or ready.entry in attempt.announced:
-            return [
-                ClosePair(InternalError(f"entry {ready.entry} of attempt {ready.attempt_id} is not in its plan, or came twice"))
-            ]
-        entry = entries[ready.entry]
-        if ready.num_bytes != entry.num_bytes:
-            words = f"entry {entry.index} has {ready.num_bytes} bytes at prefill, {entry.num_bytes} in decode's plan"
+        first, stop = ready.entry, ready.entry + ready.num_more + 1
+        entries = attempt.plan.entries[first:stop]
+        if stop > len(attempt.plan.entries) or any(entry.index in attempt.announced for entry in entries):
+            what = f"entry {first}" if stop == first + 1 else f"one of the entries {first} to {stop - 1}"
+            return [ClosePair(InternalError(f"{what} of attempt {ready.attempt_id} is not in its plan, or came twice"))]
+        num_bytes = sum(entry.num_bytes for entry in entries)
+        if ready.num_bytes != num_bytes:
+            words = f"message {ready.n}, from entry {first}, has {ready.num_bytes} bytes at prefill, {num_bytes} in decode's plan"
             return [ClosePair(Mismatch(words + "; nothing was received"))]
-        attempt.announced.add(entry.index)
+        if ready.num_more and num_bytes > self._max_joined_bytes:
+            words = f"message {ready.n} joins entries to {num_bytes} bytes, more than {self._max_joined_bytes}"
+            return [ClosePair(InternalError(words + "; nothing was received"))]
+        attempt.announced.update(range(first, stop))
         attempt.header_bytes += message.ByteSize()
-        self._unanswered.append(_Message(ready.n, ready.attempt_id, ready.num_bytes, entry, _Stage.WAITING))
+        self._unanswered.append(_Message(ready.n, ready.attempt_id, num_bytes, entries, _Stage.WAITING))
         return self._want()
 
     def _on_end(self, message: pb.SenderMessage) -> list[Action]:

@@ -1,12 +1,13 @@
 """The sending half of a pair's protocol (design §5): events in, actions out. Knows no streams, threads, tensors or clock.
 
-A message's life: ready → (buffer granted) packing → `Ready{n}` announced → `Go{n}` issued → sent, or `Skip{n}`. Messages are
-numbered over all attempts of the pair. An ended attempt numbers no new message, but what was announced still gets its answer,
-and a `Go` is always followed by its send: the peer's receive has been posted.
+A message carries one entry, or several that follow one another in the plan and were ready together. Its life: ready → (buffer
+granted) packing → `Ready{n}` announced → `Go{n}` issued → sent, or `Skip{n}`. Messages are numbered over all attempts of the
+pair. An ended attempt numbers no new message, but what was announced still gets its answer, and a `Go` is always followed by its
+send: the peer's receive has been posted.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -39,7 +40,7 @@ class _Stage(Enum):
 @dataclass(slots=True)
 class _Message:
     attempt_id: str
-    entry: Entry
+    entries: tuple[Entry, ...]
     stage: _Stage = _Stage.PACKING
     n: int = -1
 
@@ -63,8 +64,9 @@ class _Attempt:
 class SenderMachine:
     """One pair's sending half. Every method returns the actions it causes, to be carried out in order."""
 
-    def __init__(self, *, window: int, lease_s: float) -> None:
+    def __init__(self, *, window: int, lease_s: float, max_joined_bytes: int = 0) -> None:
         self._window = window  # buffers a pair may hold at once
+        self._max_joined_bytes = max_joined_bytes  # of a message with several entries
         self._lease_s = lease_s
         self._attempts: dict[str, _Attempt] = {}
         self._queue: deque[tuple[str, int]] = deque()  # ready entries of accepted attempts, in the order they became ready
@@ -135,15 +137,16 @@ class SenderMachine:
             if attempt is None:
                 continue
             ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
-            self._messages[ticket] = _Message(attempt_id, attempt.plan.entries[index])
-            return [Pack(ticket, attempt_id, attempt.plan.entries[index]), *self._want()]
+            entries = self._joined(attempt_id, attempt.plan, index)
+            self._messages[ticket] = _Message(attempt_id, entries)
+            return [Pack(ticket, attempt_id, entries), *self._want()]
         return [ReturnBuffer()]
 
-    def packed(self, ticket: int, crc: int | None, now_s: float, error: ShoalError | None = None) -> list[Action]:
-        """The entry has been packed; without a checksum (None) the source had been closed, or failed with `error`."""
+    def packed(self, ticket: int, crcs: Sequence[int] | None, now_s: float, error: ShoalError | None = None) -> list[Action]:
+        """The entries have been packed; without checksums (None) the source had been closed, or failed with `error`."""
         message = self._messages[ticket]
         attempt = self._attempts.get(message.attempt_id)
-        if attempt is None or crc is None:
+        if attempt is None or crcs is None:
             del self._messages[ticket]
             actions: list[Action] = [FreeBuffer(ticket)]
             if attempt is not None:
@@ -154,9 +157,15 @@ class SenderMachine:
         self._tickets[n] = ticket
         attempt.last_n, attempt.progress_s = n, now_s
         attempt.num_outstanding += 1
-        entry = message.entry
-        attempt.crcs[entry.index] = crc
-        ready = pb.Ready(n=n, attempt_id=message.attempt_id, entry=entry.index, num_bytes=entry.num_bytes)
+        entries = message.entries
+        attempt.crcs.update((entry.index, crc) for entry, crc in zip(entries, crcs, strict=True))
+        ready = pb.Ready(
+            n=n,
+            attempt_id=message.attempt_id,
+            entry=entries[0].index,
+            num_bytes=sum(entry.num_bytes for entry in entries),
+            num_more=len(entries) - 1,
+        )
         actions = [_write(attempt, pb.SenderMessage(ready=ready))]
         num_entries = len(attempt.plan.entries)
         if len(attempt.crcs) == num_entries:
@@ -250,7 +259,7 @@ class SenderMachine:
         if attempt is not None:
             attempt.header_bytes += message.ByteSize()
             attempt.progress_s = now_s
-        return [Issue(ticket, n, mine.entry.num_bytes)]
+        return [Issue(ticket, n, sum(entry.num_bytes for entry in mine.entries))]
 
     def _on_skip(self, message: pb.ReceiverMessage) -> list[Action]:
         n = message.skip.n
@@ -263,6 +272,19 @@ class SenderMachine:
             attempt.header_bytes += message.ByteSize()
             actions += self._end(mine.attempt_id, Cancelled("the decode worker no longer wants this transfer"))
         return actions + self._want()
+
+    def _joined(self, attempt_id: str, plan: TransferPlan, index: int) -> tuple[Entry, ...]:
+        """An entry, and those next in the queue that follow it in the plan and fit into one message with it."""
+        entries = [plan.entries[index]]
+        num_bytes = entries[0].num_bytes
+        while self._queue and self._queue[0] == (attempt_id, entries[-1].index + 1):
+            following = plan.entries[entries[-1].index + 1]
+            num_bytes += following.num_bytes
+            if num_bytes > self._max_joined_bytes:
+                break
+            entries.append(following)
+            self._queue.popleft()
+        return tuple(entries)
 
     def _returned(self, ticket: int) -> tuple[_Message, _Attempt | None]:
         message = self._messages.pop(ticket)

@@ -109,7 +109,7 @@ class StagingPool:
 
     def _take(self) -> StagingBuffer:
         if self._free:
-            buffer = self._free.popleft()
+            buffer = self._free.pop()  # the last one used: it may still lie in the processor's cache
         else:
             buffer = StagingBuffer(torch.empty(self.buffer_bytes, dtype=torch.uint8, device=self._device))
         self._in_use.add(buffer)

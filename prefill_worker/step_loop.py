@@ -68,6 +68,7 @@ class PrefillStepLoop(StepLoop[PrefillStep, None]):
         self.tally.prompts.add(num_tokens - work.num_cached)
         self._batcher.add(TokenCursor(key, num_tokens, num_tokens, work.num_cached, rank, is_background, whole))
         work.task.complete(work.task.export.states_kept(work.num_cached))
+        work.task.flush()
         self.wake()
 
     async def remove(self, key: str) -> None:
@@ -104,6 +105,8 @@ class PrefillStepLoop(StepLoop[PrefillStep, None]):
                 task.complete(task.export.layer_written(layer, piece.chunk.stop))
         for index, states in step_pass.states.items():
             _keep(owners[index].work, segments[index].positions, states)
+        for piece in step:
+            piece.work.task.flush()
 
     def account(self, step: PrefillStep, result: None, seconds: float) -> None:
         metrics.STEP_SECONDS.observe(seconds)

@@ -44,8 +44,9 @@ _NEXT = {
 class PrefillTask:
     """The living half of a task. Belongs to the event loop, but `complete` may be called from the step thread."""
 
-    def __init__(self, spec: PrefillSpec, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, spec: PrefillSpec, gathered_bytes: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
         self.spec = spec
+        self._gathered_bytes = gathered_bytes
         self.state = TaskState.QUEUED
         self.num_computed = 0  # tokens
         self.num_cached = 0  # tokens that were here already
@@ -58,7 +59,8 @@ class PrefillTask:
         self._clock = clock
         self.times: dict[TaskState, float] = {TaskState.QUEUED: clock()}
         self._lock = Lock()
-        self._complete: list[int] = []  # entries completed before the transfer was accepted
+        self._complete: list[int] = []  # entries completed and not handed to the transfer
+        self._num_complete_bytes = 0
 
     def move(self, state: TaskState) -> None:
         """Enter a state and note the time. Raises InternalError for a step the picture does not have."""
@@ -76,19 +78,31 @@ class PrefillTask:
             self.ended.set_result(end)
 
     def complete(self, entries: Sequence[int]) -> None:
-        """These entries' bytes exist: hand them to the transfer, or keep them until decode has accepted it. Any thread."""
+        """These entries' bytes exist: hand them to the transfer once they are worth a message. Any thread."""
+        if not entries:
+            return
         with self._lock:
-            if self.outgoing is None:
-                self._complete.extend(entries)
-            elif entries:
-                self.outgoing.entries_ready(entries)
+            self._complete.extend(entries)
+            self._num_complete_bytes += sum(self.spec.plan.entries[index].num_bytes for index in entries)
+            if self._num_complete_bytes >= self._gathered_bytes:
+                self._hand_over()
+
+    def flush(self) -> None:
+        """A step is over: hand over whatever has been completed. Any thread."""
+        with self._lock:
+            self._hand_over()
 
     def attach(self, outgoing: OutgoingTransfer) -> None:
         """Decode has accepted: send what is complete and whatever completes from now on."""
         with self._lock:
             self.outgoing = outgoing
-            if self._complete:
-                outgoing.entries_ready(self._complete)
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Nothing goes before decode has accepted. Under the lock."""
+        if self.outgoing is not None and self._complete:
+            self.outgoing.entries_ready(self._complete)
+            self._complete, self._num_complete_bytes = [], 0
 
     @property
     def num_outstanding_token_layers(self) -> int:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shoal.engine.kernels.build import BuildFailed, build
 from shoal.engine.kernels.cpu import has_amx, missing_features
@@ -54,6 +56,20 @@ class Kernels:
         self.library.shoal_score(is_bf16, x.data_ptr(), norm.data_ptr(), head.data_ptr(), out.data_ptr(), sizes, eps)
         return out
 
+    def copy_slots(self, pool: torch.Tensor, wire: torch.Tensor, ids: NDArray[np.int32], slots: range, *, to_wire: bool) -> None:
+        """Slots of a pool [blocks, 2, kv_heads, block_size, head_dim], the blocks that hold them given by `ids`, to or from a
+        message [slots, 2, kv_heads, head_dim]."""
+        _, two, kv_heads, block_size, head_dim = pool.shape
+        row_bytes = head_dim * pool.element_size()
+        sizes = (ctypes.c_int64 * 5)(slots.start, slots.stop, two * kv_heads, block_size, row_bytes)
+        self.library.shoal_copy_slots(pool.data_ptr(), wire.data_ptr(), ids.ctypes.data, sizes, to_wire)
+
+    def sum_words(self, words: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Sums of 64-bit words [rows, width], modulo 2^64: by column [width] and by row [rows]."""
+        columns, rows = np.zeros(words.shape[1], np.uint64), np.empty(len(words), np.uint64)
+        self.library.shoal_sum_words(words.ctypes.data, *words.shape, columns.ctypes.data, rows.ctypes.data)
+        return columns, rows
+
     def use_amx(self, use: bool) -> bool:
         """Do large bfloat16 products on the tile unit, or not; whether they now are. Only for a CPU that has one."""
         return bool(self.library.shoal_use_amx(use))
@@ -63,6 +79,15 @@ class Kernels:
         seconds = (ctypes.c_double * 3)()
         self.library.shoal_phase_seconds(seconds)
         return seconds[0], seconds[1], seconds[2]
+
+
+@cache
+def kernels_or_none() -> Kernels | None:
+    """For what has another way to do the same."""
+    try:
+        return kernels()
+    except KernelsUnavailable:
+        return None
 
 
 @cache
@@ -80,8 +105,10 @@ def kernels() -> Kernels:
     library.shoal_attend.argtypes = [ctypes.c_int, pointer, pointer, pointer, pointer, pointer, ctypes.c_float, ctypes.c_float]
     library.shoal_score.argtypes = [ctypes.c_int, pointer, pointer, pointer, pointer, pointer, ctypes.c_float]
     library.shoal_run_stage.argtypes = [ctypes.c_int, pointer, ctypes.c_int64, ctypes.c_int64]
-    for function in (library.shoal_attend, library.shoal_score, library.shoal_run_stage):
-        function.restype = None
+    library.shoal_copy_slots.argtypes = [pointer, pointer, pointer, pointer, ctypes.c_int]
+    library.shoal_sum_words.argtypes = [pointer, ctypes.c_int64, ctypes.c_int64, pointer, pointer]
+    for name in ("attend", "score", "run_stage", "copy_slots", "sum_words"):
+        getattr(library, f"shoal_{name}").restype = None
     library.shoal_phase_seconds.argtypes = [pointer]
     library.shoal_phase_seconds.restype = None
     uses_amx = has_amx() and bool(library.shoal_use_amx(True))

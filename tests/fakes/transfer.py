@@ -35,14 +35,19 @@ def crc_of(attempt_id: str, index: int) -> int:
     return zlib.crc32(f"{attempt_id}/{index}".encode())
 
 
+def crcs_of(message: act.Pack | act.Post) -> list[int]:
+    """The same of all entries of a message."""
+    return [crc_of(message.attempt_id, entry.index) for entry in message.entries]
+
+
 class Pair:
     """Both ends of one pair. `steps()` lists what could happen next, as calls. Checks the promises of the protocol as it goes."""
 
-    def __init__(self, num_buffers: int = 3, max_receives: int = 2, lease_s: float = 10.0) -> None:
+    def __init__(self, num_buffers: int = 3, max_receives: int = 2, lease_s: float = 10.0, max_joined_bytes: int = 0) -> None:
         self.now_s = 0.0
         self.book = AttemptBook(lease_s=lease_s, remember_s=100.0)
-        self.sender = SenderMachine(window=max_receives + 1, lease_s=lease_s)
-        self.receiver = ReceiverMachine(self.book, max_receives=max_receives)
+        self.sender = SenderMachine(window=max_receives + 1, lease_s=lease_s, max_joined_bytes=max_joined_bytes)
+        self.receiver = ReceiverMachine(self.book, max_receives=max_receives, max_joined_bytes=max_joined_bytes)
         self.to_receiver: deque[pb.SenderMessage] = deque()
         self.to_sender: deque[pb.ReceiverMessage] = deque()
         self.plans: dict[str, TransferPlan] = {}
@@ -136,7 +141,7 @@ class Pair:
 
     def _finish_packing(self) -> None:
         pack = self.packing.pop(0)
-        self._send(self.sender.packed(pack.ticket, crc_of(pack.attempt_id, pack.entry.index), self.now_s))
+        self._send(self.sender.packed(pack.ticket, crcs_of(pack), self.now_s))
 
     def _finish_posting(self) -> None:
         post = self.posting.popleft()
@@ -155,15 +160,15 @@ class Pair:
                 self._receive(self.receiver.failed(self.posted.popleft().n))
             return
         issue, post = self.issued.popleft(), self.posted.popleft()
-        assert (issue.n, issue.num_bytes) == (post.n, post.entry.num_bytes), "order or size differs between the two ends"
+        assert (issue.n, issue.num_bytes) == (post.n, post.num_bytes), "order or size differs between the two ends"
         self._send(self.sender.sent(issue.ticket, issue.num_bytes, self.now_s))
         self.arrived.append(post)
-        self._receive(self.receiver.arrived(post.n, post.entry.num_bytes))
+        self._receive(self.receiver.arrived(post.n, post.num_bytes))
 
     def _unpack(self) -> None:
         post = self.arrived.pop(0)
         lives = post.attempt_id not in self.finished["receiver"]
-        self._receive(self.receiver.unpacked(post.n, crc_of(post.attempt_id, post.entry.index) if lives else None))
+        self._receive(self.receiver.unpacked(post.n, crcs_of(post) if lives else None))
 
     def _grant(self, end: str) -> None:
         self.wanting[end] = False

@@ -128,7 +128,7 @@ def call_receiver(steps: Steps) -> None:
     for attempt in ("a", "b", "ended"):
         book.expect(toy_handle(attempt, PLAN), PLAN, 0.0)
     book.end("ended", 0.0)
-    machine, buffers = ReceiverMachine(book, max_receives=2), _Buffers()
+    machine, buffers = ReceiverMachine(book, max_receives=2, max_joined_bytes=10), _Buffers()
     posted: list[act.Post] = []
     arrived: list[act.Post] = []
     for choice, message in steps:
@@ -146,11 +146,11 @@ def call_receiver(steps: Steps) -> None:
             buffers.do(machine.posted(posted[-1].n))
         elif choice & 4 and posted:
             arrived.append(posted.pop(0))
-            buffers.do(machine.arrived(arrived[-1].n, arrived[-1].entry.num_bytes))
+            buffers.do(machine.arrived(arrived[-1].n, arrived[-1].num_bytes))
         elif choice & 8 and arrived:
             one = arrived.pop(0)
             error = Unavailable("copy") if choice & 64 else None
-            buffers.do(machine.unpacked(one.n, None if choice & 16 else choice, error))
+            buffers.do(machine.unpacked(one.n, None if choice & 16 else [choice] * len(one.entries), error))
         elif choice & 32:
             buffers.do(machine.cancel("a", Cancelled("test")))
     buffers.do(machine.closed(Unavailable("closed")))
@@ -162,7 +162,7 @@ def call_receiver(steps: Steps) -> None:
 
 
 def call_sender(steps: Steps) -> None:
-    machine, buffers = SenderMachine(window=3, lease_s=10.0), _Buffers()
+    machine, buffers = SenderMachine(window=3, lease_s=10.0, max_joined_bytes=10), _Buffers()
     for attempt in ("a", "b"):
         buffers.do(machine.open(attempt, b"handle", PLAN, 0.0))
         buffers.do(machine.entries_ready(attempt, range(3), 0.0))
@@ -191,7 +191,7 @@ def call_sender(steps: Steps) -> None:
 def _return_one(machine: SenderMachine, buffers: _Buffers, choice: int, failed: bool = False) -> None:
     action = buffers.todo.pop(0)
     if isinstance(action, act.Pack):
-        buffers.do(machine.packed(action.ticket, None if failed or choice & 16 else choice, 2.0))
+        buffers.do(machine.packed(action.ticket, None if failed or choice & 16 else [choice] * len(action.entries), 2.0))
         if failed:
             buffers.do(machine.closed(Unavailable("closed")))
     elif failed or choice & 32:

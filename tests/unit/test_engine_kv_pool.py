@@ -6,6 +6,7 @@ import torch
 
 from shoal.engine.kv_pool import KvPool, block_bytes
 from shoal.errors import InternalError, InvalidConfig
+from shoal.placement.blocks import NO_BLOCK
 from shoal.placement.tables import BlockTable
 from shoal.types import DType, ModelShape
 
@@ -40,10 +41,15 @@ def test_a_pool_that_no_machine_can_hold_is_refused_with_words() -> None:
         KvPool(SHAPE, 1 << 45, 16, DType.FLOAT32)
 
 
+@pytest.mark.parametrize("by_kernel", [False, True])
 @pytest.mark.parametrize("in_order", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_pack_and_unpack_between_pools_of_different_block_size(dtype: DType, in_order: bool) -> None:
+def test_pack_and_unpack_between_pools_of_different_block_size(dtype: DType, in_order: bool, by_kernel: bool) -> None:
     source, sink = KvPool(SHAPE, 40, 4, dtype), KvPool(SHAPE, 30, 8, dtype)
+    if not by_kernel:
+        source.kernels = sink.kernels = None
+    elif source.kernels is None:
+        pytest.skip("the kernels cannot run here")
     mine, theirs = table(range(3), 7, 4, in_order=in_order), table(range(1, 3), 4, 8, first=5, in_order=in_order)
     kv = filled(source, mine, 2, 26)
     for start, stop in [(0, 26), (3, 4), (5, 19), (8, 16), (7, 7), (9, 11), (6, 24), (4, 26)]:
@@ -67,6 +73,10 @@ def test_wrong_buffers_and_slots_are_refused() -> None:
             pool.unpack(own, 0, 0, 1, buffer)
     with pytest.raises(InternalError, match="outside a table of 8"):
         pool.pack(own, 0, 7, 9, torch.zeros(128, dtype=torch.uint8))
+    if pool.kernels is not None:
+        own.ids[0, 0] = NO_BLOCK
+        with pytest.raises(InternalError, match="not all held"):
+            pool.pack(own, 0, 2, 6, torch.zeros(256, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

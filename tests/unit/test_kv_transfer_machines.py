@@ -75,6 +75,40 @@ def test_broken_order_closes_the_pair(message: pb.SenderMessage, words: str) -> 
     assert words in str(only_error(machine.on_message(message)))
 
 
+def test_entries_that_follow_one_another_and_are_ready_together_share_a_message() -> None:
+    plan = toy_plan(4, 4, 4, 4, 4, 9)
+    pair = Pair(max_joined_bytes=9)
+    pair.expect("a", plan)
+    pair.open("a", plan)
+    pair.ready("a", 0, 1, 2, 4, 3, 5)
+    sizes = []
+    while steps := pair.steps():
+        if pair.packing:
+            sizes.append([entry.index for entry in pair.packing[0].entries])
+        steps[0]()
+    assert [indexes for at, indexes in enumerate(sizes) if indexes not in sizes[:at]] == [[0, 1], [2], [4], [3], [5]]
+    sent, received = (pair.finished[end]["a"] for end in ("sender", "receiver"))
+    assert sent.error is received.error is None and received.payload_bytes == plan.num_bytes
+    pair.check_idle()
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "num_more", "max_joined_bytes", "words"),
+    [
+        (10, 1, 9, "joins entries to 10 bytes, more than 9"),
+        (10, 2, 99, "one of the entries 0 to 2 of attempt a is not in its plan"),
+        (9, 1, 99, "has 9 bytes at prefill, 10 in decode's plan"),
+        (4, 2**32 - 1, 99, "is not in its plan"),
+    ],
+)
+def test_a_joined_message_that_does_not_fit_is_refused(num_bytes: int, num_more: int, max_joined_bytes: int, words: str) -> None:
+    _, book = receiver_with("a")
+    machine = ReceiverMachine(book, max_receives=2, max_joined_bytes=max_joined_bytes)
+    machine.on_message(open_message("a"))
+    ready = pb.Ready(n=0, attempt_id="a", entry=0, num_bytes=num_bytes, num_more=num_more)
+    assert words in str(only_error(machine.on_message(pb.SenderMessage(ready=ready))))
+
+
 def test_an_entry_travels_once() -> None:
     machine, _ = receiver_with("a")
     machine.on_message(open_message("a"))
@@ -126,7 +160,7 @@ def test_a_wrong_checksum_is_never_accepted() -> None:
         machine.granted()
         machine.posted(n)
         machine.arrived(n, entry.num_bytes)
-        machine.unpacked(n, crc=7)
+        machine.unpacked(n, [7])
     right = act.combine_checksums([7, 7])
     actions = machine.on_message(pb.SenderMessage(trailer=pb.Trailer(attempt_id="a", checksum=right ^ 1)))
     write, finish = actions

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from shoal.config.transfer import TransferConfig
 from shoal.errors import InternalError, InvalidConfig, ShoalError, Unavailable
+from shoal.kv_transfer.checksum import checksum
 from shoal.kv_transfer.control import ControlStream, receiver_beat
 from shoal.kv_transfer.faults import Fault, Faults
-from shoal.kv_transfer.lane import Guard, checksum
+from shoal.kv_transfer.guard import Guard
 from shoal.kv_transfer.staging import Gate, Permits, StagingBuffer, StagingPool
 from shoal.pb.internal.v1 import transfer_pb2 as pb
 
@@ -160,6 +161,15 @@ def test_timeouts_follow_the_bytes() -> None:
     config = TransferConfig(base_timeout_s=2.0, min_rate_bytes_per_s=1e6)
     assert config.message_timeout_s(3_000_000) == pytest.approx(5.0)
     assert TransferConfig(heartbeat_s=0.5, heartbeat_misses=4).peer_timeout_s == 2.0
+
+
+@given(st.integers(1, 5 * 8192 + 99), st.integers(0, 99))
+def test_both_ends_sum_alike_with_and_without_kernels(num_bytes: int, seed: int) -> None:
+    data = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, num_bytes, dtype=np.uint8))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shoal.kv_transfer.checksum.kernels_or_none", lambda: None)
+        plain = checksum(data)
+    assert checksum(data) == plain
 
 
 def test_the_checksum_sees_every_byte_and_every_order() -> None:

@@ -12,7 +12,8 @@ CUTS = ("none", "sender", "receiver", "both", "close")
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_any_interleaving_with_cancels_and_closing(data: st.DataObject) -> None:
-    pair = Pair(num_buffers=data.draw(st.integers(1, 4)), max_receives=data.draw(st.integers(1, 3)))
+    bounds = {"num_buffers": st.integers(1, 4), "max_receives": st.integers(1, 3), "max_joined_bytes": st.integers(0, 20)}
+    pair = Pair(**{name: data.draw(bound) for name, bound in bounds.items()})
     plans = {f"a{i}": toy_plan(*data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))) for i in range(3)}
     unready = [(attempt_id, index) for attempt_id, plan in plans.items() for index in range(len(plan.entries))]
     unready = data.draw(st.permutations(unready))

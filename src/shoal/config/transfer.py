@@ -27,6 +27,7 @@ class TransferConfig:
     backend: str = "gloo"
     max_entry_bytes: int = 8 << 20
     max_entry_tokens: int = 2048  # `shoal serve` takes no more than its token_budget, so that each chunk's KV leaves with it
+    gathered_bytes: int = 1 << 20  # layers are handed over when they have so many bytes together, and at the step's end
     num_staging_buffers: int = 8  # per worker, each of max_entry_bytes at most
     max_receives_in_flight: int = 4  # per pair; 1 on NCCL
     max_pairs: int = 64
@@ -49,6 +50,7 @@ class TransferConfig:
         for name in (
             "max_entry_bytes",
             "max_entry_tokens",
+            "gathered_bytes",
             "num_staging_buffers",
             "max_receives_in_flight",
             "max_pairs",
@@ -69,6 +71,11 @@ class TransferConfig:
         ):
             if not getattr(self, name) > 0:
                 raise InvalidConfig(f"transfer.{name} must be greater than 0")
+
+    @property
+    def max_joined_bytes(self) -> int:
+        """The largest message of several entries: what is gathered while one message is on its way goes with the next."""
+        return min(2 * self.gathered_bytes, self.max_entry_bytes)
 
     @property
     def peer_timeout_s(self) -> float:

@@ -98,16 +98,18 @@ class Reject(_message.Message):
     def __init__(self, attempt_id: _Optional[str] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("n", "attempt_id", "entry", "num_bytes")
+    __slots__ = ("n", "attempt_id", "entry", "num_bytes", "num_more")
     N_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRY_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_MORE_FIELD_NUMBER: _ClassVar[int]
     n: int
     attempt_id: str
     entry: int
     num_bytes: int
-    def __init__(self, n: _Optional[int] = ..., attempt_id: _Optional[str] = ..., entry: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+    num_more: int
+    def __init__(self, n: _Optional[int] = ..., attempt_id: _Optional[str] = ..., entry: _Optional[int] = ..., num_bytes: _Optional[int] = ..., num_more: _Optional[int] = ...) -> None: ...
 
 class Go(_message.Message):
     __slots__ = ("n",)

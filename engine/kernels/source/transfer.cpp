@@ -1,0 +1,57 @@
+// What the KV transfer does to every byte on a CPU: slots of the pool to and from the wire, and the sums of a message.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+template <int64_t BYTES>
+void copy_rows(char* to, int64_t to_stride, const char* from, int64_t from_stride, int64_t rows, int64_t bytes) {
+    for (int64_t row = 0; row < rows; ++row) std::memcpy(to + row * to_stride, from + row * from_stride, BYTES ? BYTES : bytes);
+}
+
+using CopyRows = void (*)(char*, int64_t, const char*, int64_t, int64_t, int64_t);
+
+CopyRows copy_rows_of(int64_t bytes) {
+    switch (bytes) {
+        case 64: return copy_rows<64>;
+        case 128: return copy_rows<128>;
+        case 256: return copy_rows<256>;
+        default: return copy_rows<0>;
+    }
+}
+
+}  // namespace
+
+// pool [blocks][heads][block_size][row], heads counting K and V; wire [stop - start][heads][row]; ids: the blocks of slots
+// start … stop - 1, from the one that holds `start` on. sizes: start, stop, heads, block_size, bytes of a row.
+extern "C" void shoal_copy_slots(char* pool, char* wire, const int32_t* ids, const int64_t* sizes, int to_wire) {
+    const int64_t start = sizes[0], stop = sizes[1], heads = sizes[2], block_size = sizes[3], row = sizes[4];
+    const CopyRows copy = copy_rows_of(row);
+    for (int64_t slot = start; slot < stop;) {
+        const int64_t offset = slot % block_size, count = std::min(block_size - offset, stop - slot);
+        const int64_t block = ids[slot / block_size - start / block_size];
+        for (int64_t head = 0; head < heads; ++head) {
+            char* mine = pool + ((block * heads + head) * block_size + offset) * row;
+            char* theirs = wire + ((slot - start) * heads + head) * row;
+            if (to_wire)
+                copy(theirs, heads * row, mine, row, count, row);
+            else
+                copy(mine, row, theirs, heads * row, count, row);
+        }
+        slot += count;
+    }
+}
+
+// Sums of data [rows][width] by column, added to `columns`, and by row.
+extern "C" void shoal_sum_words(const uint64_t* data, int64_t rows, int64_t width, uint64_t* columns, uint64_t* by_row) {
+    for (int64_t row = 0; row < rows; ++row) {
+        const uint64_t* words = data + row * width;
+        uint64_t sum = 0;
+        for (int64_t at = 0; at < width; ++at) {
+            columns[at] += words[at];
+            sum += words[at];
+        }
+        by_row[row] = sum;
+    }
+}
