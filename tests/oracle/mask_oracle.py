@@ -45,7 +45,7 @@ class MaskOracle:
         num_prefill = max(0, num_prompt - case.boundary)
         num_anchors = min(case.anchors, num_prefill) if case.kind == "speed" else 0
 
-        hidden = self.model.model.embed_tokens(torch.tensor([token_ids]))
+        hidden = self._embed(token_ids)
         everyone = torch.arange(total)
         for layer in range(depth):
             hidden = self._layer(layer, hidden, everyone, 0)
@@ -79,14 +79,26 @@ class MaskOracle:
     def _layer(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor, num_sinks: int) -> torch.Tensor:
         """One decoder layer over rows at `positions`, causal, within the layer's sliding window."""
         distance = positions[:, None] - positions[None, :]
-        hidden_from = distance < 0
+        hidden_from = (distance < 0) & ~self._see_each_other(positions)
         window = self._window(layer)
         if window is not None:
             hidden_from = hidden_from | ((distance >= window) & (torch.arange(len(positions))[None, :] >= num_sinks))
         mask = torch.zeros(hidden_from.shape).masked_fill(hidden_from, float("-inf"))
         kinds = {"layer_type": self.model.config.layer_types[layer]} if self.model.config.model_type == "gemma3_text" else {}
-        rotary = self.model.model.rotary_emb(hidden, position_ids=positions[None], **kinds)
+        rotary = self.model.model.rotary_emb(hidden, position_ids=self._turned(positions), **kinds)
         return self.model.model.layers[layer](hidden, attention_mask=mask[None, None], position_embeddings=rotary)
+
+    def _embed(self, token_ids: list[int]) -> torch.Tensor:
+        embedded: torch.Tensor = self.model.model.embed_tokens(torch.tensor([token_ids]))
+        return embedded
+
+    def _see_each_other(self, positions: torch.Tensor) -> torch.Tensor:
+        """Rows [n, n] of which the first sees the second even where that comes later: images' business."""
+        return torch.zeros(len(positions), len(positions), dtype=torch.bool)
+
+    def _turned(self, positions: torch.Tensor) -> torch.Tensor:
+        """What rotary embeddings turn rows by: [1, n]."""
+        return positions[None]
 
     def _window(self, layer: int) -> int | None:
         config = self.model.config
