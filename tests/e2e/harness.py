@@ -22,6 +22,8 @@ from shoal.pb.internal.v1 import worker_pb2_grpc
 from shoal.pb.v1 import shoal_pb2
 from shoal.prefill_worker.worker import PrefillWorker
 from shoal.rpc import error_from_rpc, open_channel
+from shoal.rpc.image_spans import image_to_pb, span_to_pb
+from shoal.types import PromptImage
 from shoal.visibility import Visibility
 
 MIXED = ("full", "speed:2", "speed:3:anchors=4", "speed:1:anchors=0", "pop:2", "pop:1:late", "pop:3:late")
@@ -59,6 +61,7 @@ class Ask:
     cache_salt: str = ""
     num_children: int = 1
     local_below: int = 0  # fewer prefill tokens than this run on the decode worker
+    images: tuple[PromptImage, ...] = ()
 
 
 @dataclass
@@ -129,6 +132,7 @@ def decode_request(ask: Ask, num_layers: int = 4) -> pb.DecodeRequest:
         sampling=sampling,
         num_children=ask.num_children,
         local_prefill=pb.LocalPrefill(below_tokens=ask.local_below) if ask.local_below else None,
+        images=[span_to_pb(image.span) for image in ask.images],
     )
 
 
@@ -146,6 +150,7 @@ def prefill_request(ask: Ask, reserved: pb.Reserved) -> pb.PrefillRequest:
         decode_worker_id=reserved.worker_id,
         decode_epoch=reserved.epoch,
         cache_salt=ask.cache_salt,
+        images=map(image_to_pb, ask.images),
     )
 
 
