@@ -123,7 +123,9 @@ async def test_a_cached_prefix_is_the_images_own(variant: str, where: str) -> No
         held = [answer.reserved.cached_tokens + (answer.prefill.cached_tokens if answer.prefill else 0) for answer in answers]
         before = first.images[0].span.start // 4 * 4
         assert held[0] == held[3] == 0 and held[1] <= 2 * before
-        if where != "prefill" or kind != "pop:3:late":
+        by_decode = where != "prefill" and variant == QWEN  # what windows hide is gone from decode when the answer ends
+        by_prefill = where != "decode" and kind != "pop:3:late"
+        if by_decode or by_prefill:
             assert held[2] > first.images[0].span.start and held[4] > first.images[0].span.start
 
 
@@ -156,7 +158,7 @@ async def test_what_is_refused_where() -> None:
             assert isinstance(error, InvalidRequest) and words in str(error)
             reserved = pb.Reserved(attempt_id="a", visibility=str(Visibility.parse(wrong.visibility).resolve(5)))
             error = await ends_with(_prefill(one, prefill_request(wrong, reserved)))
-            assert isinstance(error, InvalidRequest) and words in str(error)
+            assert isinstance(error, InvalidRequest) and words.replace("boundary", "lie in the prompt") in str(error)
 
 
 def _moved(image: PromptImage) -> PromptImage:
