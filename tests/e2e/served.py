@@ -15,6 +15,8 @@ from shoal.decode_worker.worker import DecodeWorker
 from shoal.engine.decoder import Decoder
 from shoal.engine.kv_pool import KvPool
 from shoal.engine.local import LocalEngine, LocalRequest, LocalResult
+from shoal.engine.vision import VisionEncoder
+from shoal.engine.vision.tower import VisionTower
 from shoal.engine.weights import HeldLayers
 from shoal.model_files import open_model
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
@@ -35,10 +37,18 @@ def reference(model: Path) -> Decoder:
     return Decoder.load(files, dtype=DType.FLOAT32, held=HeldLayers.everything(files.config.shape.num_layers))[0]
 
 
+@cache
+def reference_vision(model: Path) -> VisionEncoder | None:
+    """None for a model of text alone."""
+    files = open_model(str(model))
+    return None if files.vision is None else VisionEncoder(VisionTower.load(files, DType.FLOAT32))
+
+
 def local(model: Path, requests: Iterable[LocalRequest], **options: int) -> list[LocalResult]:
     """What one process answers, in a batch of its own."""
     decoder = reference(model)
-    return LocalEngine(decoder, KvPool(decoder.config.shape, 4096, 8, DType.FLOAT32), **options).generate(requests)
+    pool = KvPool(decoder.config.shape, 4096, 8, DType.FLOAT32)
+    return LocalEngine(decoder, pool, vision=reference_vision(model), **options).generate(requests)
 
 
 @dataclass
