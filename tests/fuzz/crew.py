@@ -10,12 +10,13 @@ from multiprocessing.sharedctypes import Synchronized
 from tests.fuzz.engine import Tally, bound_memory, run_one, run_slice
 from tests.fuzz.file_targets import TARGETS as FILES
 from tests.fuzz.http_targets import TARGETS as HTTP
+from tests.fuzz.image_targets import TARGETS as IMAGES
 from tests.fuzz.router_targets import TARGETS as GRPC
 from tests.fuzz.target import Target
 from tests.fuzz.text_targets import TARGETS as TEXTS
 from tests.fuzz.transfer_targets import TARGETS as TRANSFER
 
-TARGETS: dict[str, Target] = {target.name: target for target in (*GRPC, *HTTP, *TEXTS, *TRANSFER, *FILES)}
+TARGETS: dict[str, Target] = {target.name: target for target in (*GRPC, *HTTP, *TEXTS, *TRANSFER, *FILES, *IMAGES)}
 _SLICE = 5000
 _done: "Synchronized[int] | None" = None
 

@@ -9,12 +9,13 @@ from shoal.router.http.completion_question import COMPLETION_FIELDS, read_comple
 from shoal.router.http.fields import Fields, parse_json
 from shoal.router.http.sampling import FLAGS, NUMBERS
 from tests.fuzz.draw import Draw
+from tests.fuzz.image_targets import part
 from tests.fuzz.router_targets import VISIBILITIES, call_grpc, calls, tool_choice, tools
 from tests.fuzz.target import Target
 
 
 def _message(draw: Draw) -> Any:
-    content = draw.pick((draw.text(), [{"type": "text", "text": "a"}], draw.json(3)))
+    content = draw.pick((draw.text(), [{"type": "text", "text": "a"}], [part(draw), {"type": "text", "text": "a"}], draw.json(3)))
     message = {"role": draw.pick(("user", "assistant", "system", "tool", "developer")), "content": content}
     return message | ({"tool_calls": calls(draw)} if draw.chance(20) else {})
 

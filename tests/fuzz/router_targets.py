@@ -1,16 +1,19 @@
 """The gRPC door: public messages, up to the point where a worker would be asked. Knows no socket."""
 
 import asyncio
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+from shoal.config.images import ImageLimits
 from shoal.errors import ShoalError
 from shoal.model_files import load_tokenizer, open_model, write_random_model
 from shoal.pb.v1 import shoal_pb2
 from shoal.router.admission import Admission
 from shoal.router.field_sizes import check_sizes
 from shoal.router.http.errors import answer_error
+from shoal.router.images import ImageCheck
 from shoal.router.service import RouterService
 from shoal.router.text import ChatTemplate, PromptEncoder
 from shoal.router.validation import RequestLimits
@@ -18,6 +21,7 @@ from shoal.rpc.parsing import read_message
 from shoal.visibility import Visibility
 from tests.folders import temporary_folder
 from tests.fuzz.draw import Draw
+from tests.fuzz.image_targets import picture
 from tests.fuzz.target import Target
 
 VISIBILITIES = ("full", "speed:2", "pop:2", "speed:2:boundary=4", "speed:99", "full:boundary=64", "pop:2:late")
@@ -37,7 +41,7 @@ class _NoVetter:
 
 @cache
 def admissions() -> tuple[Admission, ...]:
-    """One for a template that takes no tools, one for a template that does."""
+    """One for a template that takes no tools, one for a template that does, one for a model that sees images."""
     folder = write_random_model(temporary_folder(), vocab_size=300)
     model, made = open_model(str(folder)), []
     shape = model.config.shape
@@ -49,7 +53,16 @@ def admissions() -> tuple[Admission, ...]:
         if source is not None:
             encoder._template = ChatTemplate(source, bos_token="<|im_start|>", eos_token="<|im_end|>")
         made.append(Admission(encoder, limits, _NoVetter()))  # type: ignore[arg-type]
-    return tuple(made)
+    return *made, _seeing(limits)
+
+
+def _seeing(limits: RequestLimits) -> Admission:
+    model = open_model(str(write_random_model(temporary_folder(), architecture="qwen3_vl", vocab_size=320)))
+    encoder, check = (
+        PromptEncoder(load_tokenizer(model), model.vision),
+        ImageCheck(model.vision, ImageLimits(), limits.num_layers),
+    )
+    return Admission(encoder, replace(limits, vocab_size=320), _NoVetter(), images=check)  # type: ignore[arg-type]
 
 
 @cache
@@ -96,6 +109,8 @@ HINTS: dict[str, Any] = {
     "top_p": lambda draw: draw.below(101) / 100,
     "n": lambda draw: 1 + draw.below(5),
     "priority": lambda draw: draw.pick(("", "", "low", "high")),
+    "data": picture,
+    "text": lambda draw: draw.pick(("a", "<|image_pad|>", "see <|vision_start|><|image_pad|><|vision_end|>", draw.text())),
 }
 
 
