@@ -64,14 +64,16 @@ def load_resident(
     return Resident(model, decoder, pool, BlockPool(num_blocks), report)
 
 
-def load_vision(model: ModelFiles, config: WorkerConfig) -> VisionEncoder | None:
+def load_vision(
+    model: ModelFiles, config: WorkerConfig, seen: Callable[[float], object] = lambda seconds: None
+) -> VisionEncoder | None:
     """What sees images for a prefill worker; None for a model of text, or where libraries are missing (logged). Blocking."""
     if model.vision is None:
         return None
     if reason := missing_library():
         _log.warning("images are not served, text is: %s", reason)
         return None
-    return VisionEncoder(VisionTower.load(model, config.dtype, _device(config.device)), config.num_threads)
+    return VisionEncoder(VisionTower.load(model, config.dtype, _device(config.device)), config.num_threads, seen=seen)
 
 
 def _device(name: str) -> torch.device:

@@ -83,22 +83,24 @@ def check_native(library: Kernels, dtype: torch.dtype) -> None:
         mlp_norm=random(64) + 1,
     )
     x, head = random(_NUM_ROWS, 64) * 8, random(50, 64)
-    for config, rows in product(_CONFIGS, (1, _NUM_ROWS)):
+    for config, rows, is_causal in product(_CONFIGS, (1, _NUM_ROWS), (True, False)):
         own = weights if config.branch_norms else replace(weights, attention_norm=None, mlp_norm=None)
-        plain = _layer(TorchLayers(config, dtype, TorchAttention(ScoreRule.of(config))), own, x[:rows], head)
-        native = _layer(NativeLayers(config, dtype), own, x[:rows], head)
+        plain = _layer(TorchLayers(config, dtype, TorchAttention(ScoreRule.of(config))), own, x[:rows], head, is_causal)
+        native = _layer(NativeLayers(config, dtype), own, x[:rows], head, is_causal)
         worst = (plain - native).abs().max().item()
         if not worst <= _TOLERANCE[dtype]:
             raise KernelsUnavailable(f"the compiled kernels in {library.path} differ from torch by {worst:.2g} in {dtype}")
 
 
-def _layer(layers: TorchLayers | NativeLayers, weights: LayerWeights, x: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+def _layer(
+    layers: TorchLayers | NativeLayers, weights: LayerWeights, x: torch.Tensor, head: torch.Tensor, is_causal: bool
+) -> torch.Tensor:
     """One layer and the head over one prompt: scores [n, vocab]."""
     rows = len(x)
     pool = KvPool(layers.config.shape, 6, _BLOCK, DType.BFLOAT16 if x.dtype is torch.bfloat16 else DType.FLOAT32)
     slots = torch.arange(rows)
     group = RowGroup(None, (slots // _BLOCK + 1).view(1, -1), slots % _BLOCK)
-    run = QueryRun(0, rows, 0, np.arange(1, 6, dtype=np.int32).reshape(1, -1), SlotGeometry())
+    run = QueryRun(0, rows, 0, np.arange(1, 6, dtype=np.int32).reshape(1, -1), SlotGeometry(), is_causal)
     turns = Frequencies.of(layers.config).rotations(slots, layers.rotation_dtype)
     layers.hold({0: weights}, {})
     stage = layers.run(StageWork(Stage(range(1), group, None, (run,)), StageRows(group, x.clone(), turns), None, pool))

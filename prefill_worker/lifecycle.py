@@ -17,6 +17,7 @@ from shoal.engine.resident import Resident
 from shoal.engine.segment import RequestKv
 from shoal.engine.state_store import StateStore, num_state_blocks, state_range
 from shoal.engine.vision import PromptImages, VisionEncoder
+from shoal.engine.vision.tower import missing_library
 from shoal.errors import Cancelled, DeadlineExceeded, InternalError, ShoalError, Unsupported
 from shoal.kv_transfer import DecodeTarget, OutgoingTransfer, SentReport, TransferClient
 from shoal.placement.prefix_cache import PrefixCache
@@ -170,7 +171,9 @@ class TaskRunner:
         if not spec.images:
             return None
         if self._vision is None:
-            raise Unsupported(f"prefill worker {self._config.worker_id} cannot see images; its log says why")
+            raise Unsupported(
+                missing_library() or f"prefill worker {self._config.worker_id} was started without what sees images"
+            )
         features = await self._vision.encode_soon(spec.images, spec.cache_salt)
         return PromptImages.of(self._vision.config, [image.span for image in spec.images], features)
 

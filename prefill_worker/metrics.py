@@ -25,4 +25,7 @@ HOLDING_REQUESTS = gauge("shoal_prefill_worker_holding_requests", "Tasks that ho
 WAITING_REQUESTS = gauge("shoal_prefill_worker_waiting_requests", "Tasks that wait for blocks")
 STATE_SECONDS = histogram("shoal_prefill_worker_state_seconds", "How long tasks stood in each state", ["state"])
 ENDED_REQUESTS = counter("shoal_prefill_worker_ended_requests_total", "Tasks by how they ended", ["end"])
+IMAGE_SECONDS = histogram(
+    "shoal_prefill_worker_image_seconds", "One image: decoded, and seen by the vision tower; those seen lately are not seen again"
+)
 SENT_BYTES = counter("shoal_prefill_worker_sent_bytes_total", "Payload of acknowledged transfers, counted at the channel")

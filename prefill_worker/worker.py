@@ -86,7 +86,7 @@ class PrefillWorker:
             full, kv_only = deepest_layers(config.allowed_policies(self.shape.num_layers), self.shape.num_layers)
             held = HeldLayers(full, kv_only, embedding=True, head=False)
             resident = await asyncio.to_thread(load_resident, self._model, config, held, self._progress)
-            vision = await asyncio.to_thread(load_vision, self._model, config)
+            vision = await asyncio.to_thread(load_vision, self._model, config, metrics.IMAGE_SECONDS.observe)
         except BaseException:
             await self._transfers.close()
             await server.stop()

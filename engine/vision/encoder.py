@@ -4,8 +4,9 @@ A step never waits for an image to be decoded, and of all that wait only one ima
 """
 
 import asyncio
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -24,8 +25,16 @@ _KEPT_BYTES: Final = 256 << 20
 class VisionEncoder:
     """One per worker. `encode` may be called by one thread at a time, `encode_soon` from the event loop."""
 
-    def __init__(self, tower: VisionTower, num_threads: int = 1, kept_bytes: int = _KEPT_BYTES) -> None:
+    def __init__(
+        self,
+        tower: VisionTower,
+        num_threads: int = 1,
+        kept_bytes: int = _KEPT_BYTES,
+        seen: Callable[[float], object] = lambda seconds: None,
+    ) -> None:
+        """`seen` is told how long each image took that had to be seen, in whatever thread."""
         self.config = tower.config
+        self._seen = seen
         self._tower = tower
         self._kept_bytes = kept_bytes
         self._kept: OrderedDict[tuple[str, bytes], ImageFeatures] = OrderedDict()  # least recently used first
@@ -59,7 +68,9 @@ class VisionEncoder:
         if (found := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
             return found
+        started = time.monotonic()
         features = self._tower.encode(image.data)
+        self._seen(time.monotonic() - started)
         self._kept[key] = features
         self._num_bytes += _size(features)
         while self._num_bytes > self._kept_bytes:

@@ -54,7 +54,7 @@ class VisionTower:
         from transformers.initialization import no_init_weights
 
         try:
-            config = AutoConfig.from_pretrained(model.path, local_files_only=True)
+            config = AutoConfig.from_pretrained(model.path, local_files_only=True, trust_remote_code=False)
             with no_init_weights():
                 tower = AutoModel.from_config(config.vision_config)
                 projector = _projector(config) if model.vision.architecture == "gemma3" else None

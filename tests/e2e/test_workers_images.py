@@ -225,9 +225,10 @@ async def test_a_model_of_text_refuses_images(monkeypatch: pytest.MonkeyPatch) -
     async with in_process(*plain) as (*_, one, two):
         error: ShoalError = await ends_with(generate(own, one, two))
         assert isinstance(error, Unsupported) and "sees no images" in str(error)
-    monkeypatch.setattr("shoal.engine.resident.missing_library", lambda: "images need Pillow; install shoal[vision]")
+    for module in ("shoal.engine.resident", "shoal.prefill_worker.lifecycle"):
+        monkeypatch.setattr(f"{module}.missing_library", lambda: "images need Pillow; install shoal[vision]")
     async with in_process(config(QWEN, Pool.PREFILL), config(QWEN, Pool.DECODE)) as (*_, one, two):
         error = await ends_with(generate(own, one, two, num_layers=5))
-        assert isinstance(error, Unsupported) and "cannot see images" in str(error)
+        assert isinstance(error, Unsupported) and "install shoal[vision]" in str(error)
         text = replace(own, images=(), prompt_ids=tuple(token + 1 if token == 5 else token for token in own.prompt_ids))
         assert (await generate(text, one, two, num_layers=5)).token_ids

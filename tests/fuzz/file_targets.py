@@ -1,12 +1,15 @@
 """Model files as a stranger might hand them over: headers and configurations, damaged. Reads files in memory-backed folders."""
 
+import io
 import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import gguf
+from PIL import Image
 
+from shoal.engine.vision.pictures import read_picture
 from shoal.model_files import write_random_model
 from shoal.model_files.gguf_config import read_gguf_config
 from shoal.model_files.gguf_file import read_gguf
@@ -96,7 +99,24 @@ def call_config(data: bytes) -> None:
     read_hf_config(folder)
 
 
+@cache
+def _pictures() -> tuple[bytes, ...]:
+    files = [io.BytesIO() for _ in range(4)]
+    for file, form in zip(files, ("PNG", "JPEG", "WEBP", "GIF"), strict=True):
+        Image.effect_noise((21, 13), 50).save(file, form)
+    return tuple(file.getvalue() for file in files)
+
+
+def _picture(draw: Draw) -> bytes:
+    return draw.damaged(draw.pick(_pictures()), 60)
+
+
+def call_picture(data: bytes) -> None:
+    read_picture(data)
+
+
 TARGETS = (
+    Target("picture", 3, _picture, call_picture),
     Target("safetensors", 4, _header, call_header),
     Target("gguf", 3, _gguf, call_gguf),
     Target("config.json", 3, _config, call_config),

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def by_hand(q: torch.Tensor, data: torch.Tensor, run: QueryRun, row: int, layer:
     """One query's output [heads, d]."""
     own = run.start_slot + row
     keys = []
-    for slot in range(own + 1):
+    for slot in range((own if run.is_causal else run.num_slots - 1) + 1):
         distance = position(own, run.geometry) - position(slot, run.geometry)
         if window is None or distance < window or (run.geometry.sink and slot < run.geometry.num_anchors):
             keys.append((int(run.block_ids[layer, slot // BLOCK]), slot % BLOCK))
@@ -59,7 +60,9 @@ def random_runs(rng: random.Random) -> list[QueryRun]:
         num_blocks = -(-(start + num_rows) // BLOCK)
         if used + num_blocks > ids.shape[1]:
             break
-        runs.append(QueryRun(first_row, num_rows, start, ids[:, used : used + num_blocks], geometry))
+        is_causal = num_rows == 1 or rng.random() < 0.6
+        geometry = geometry if is_causal else SlotGeometry()  # images stand in lower layers alone
+        runs.append(QueryRun(first_row, num_rows, start, ids[:, used : used + num_blocks], geometry, is_causal))
         first_row, used = first_row + num_rows, used + num_blocks
     return runs
 
@@ -87,6 +90,36 @@ def test_equals_attention_by_hand(name: str, window: int | None, seed: int) -> N
             for row in range(run.num_rows):
                 index = run.first_row + row
                 assert torch.allclose(out[index], by_hand(q[index], data, run, row, layer, window), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("window", [None, 100, 1024])
+@pytest.mark.skipif(bool(support.NATIVE_MISSING), reason=support.NATIVE_MISSING)
+def test_images_of_their_real_size(window: int | None, dtype: torch.dtype, tolerance: float) -> None:
+    """256 tokens that see each other, at the start, across the kernels' blocks of keys and far in; beside rows of text."""
+    torch.manual_seed(1)
+    shape, block, num_blocks = replace(SHAPE, num_heads=4, num_kv_heads=2, head_dim=64), 16, 300
+    data = torch.randn(num_blocks, 2, 2, block, 64).to(dtype)
+    runs, first_row, used = [], 0, 0
+    for num_rows, start in ((256, 0), (256, 37), (256, 1000), (3, 700), (1, 90), (70, 256)):
+        ids = np.arange(used, used + -(-(start + num_rows) // block), dtype=np.int32).reshape(1, -1)
+        runs.append(QueryRun(first_row, num_rows, start, ids, SlotGeometry(), is_causal=num_rows == 70))
+        first_row, used = first_row + num_rows, used + ids.shape[1]
+    assert used <= num_blocks
+    q, rows = torch.randn(first_row, 4, 64).to(dtype), data.view(-1, 64)
+    fresh = torch.cat(
+        [
+            data[torch.from_numpy(run.block_ids[0].astype(np.int64))]
+            .permute(0, 3, 1, 2, 4)
+            .reshape(-1, 2, 2, 64)[run.start_slot : run.num_slots]
+            for run in runs
+        ]
+    )
+    outputs = [
+        attention_backend(name).prepare(runs, window, shape, rows, block).attend(q, fresh, rows, 0)
+        for name in ("torch", "native")
+    ]
+    assert (outputs[0].float() - outputs[1].float()).abs().max() < tolerance
 
 
 @pytest.mark.parametrize("name", support.BACKENDS)
