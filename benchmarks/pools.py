@@ -26,6 +26,7 @@ class Timed:
     """One request as its caller saw it; seconds."""
 
     ttft: float = 0.0
+    reserved: float = 0.0  # since the call
     token_times: list[float] = field(default_factory=list)  # since the call
     prefill: pb.PrefillResponse | None = None
     finished: pb.Finished | None = None
@@ -87,7 +88,7 @@ async def ask(decode: RunningWorker, prefill: RunningWorker | None, prompt: list
         match event.WhichOneof("event"):
             case "reserved" if event.reserved.num_entries:
                 assert prefill is not None
-                reserved = event.reserved
+                reserved, timed.reserved = event.reserved, time.perf_counter() - begin
                 task = pb.PrefillRequest(
                     attempt_id=reserved.attempt_id,
                     prompt_ids=prompt[: split.num_prefill_tokens],
@@ -97,6 +98,7 @@ async def ask(decode: RunningWorker, prefill: RunningWorker | None, prompt: list
                     decode_address=reserved.transfer_address,
                     decode_worker_id=reserved.worker_id,
                     decode_epoch=reserved.epoch,
+                    cached_tokens=reserved.cached_tokens,
                 )
                 leg = asyncio.ensure_future(prefill.stub.Prefill(task, timeout=300))
             case "tokens":

@@ -6,12 +6,12 @@ Both cores must be free: figures of a busy machine are figures of the other prog
 
 import argparse
 import asyncio
-import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from benchmarks.exposed import ms, print_exposed, print_exposed_head
 from benchmarks.pools import RunningWorker, Timed, ask, resolved, worker
 from benchmarks.wire import print_rates
 from shoal.config.worker import Pool
@@ -54,14 +54,8 @@ class SplitBench:
         self.rate = 1.5e9  # of the handoff, bytes per second; `wire` measures it
 
     async def exposed(self) -> None:
-        """TTFT split and in one worker on the prefill core, interleaved; what remains after the last layer."""
-        print(
-            "\n### Exposed transfer, one core a pool (ms: median, spread)\n\n"
-            "alone: the same prompt in one worker on the prefill pool's core. after: from the last layer to decode's\n"
-            "acknowledgement, as the prefill worker counts it. one layer: a layer's bytes at the handoff's own rate.\n\n"
-            "| visibility | prompt | TTFT split | TTFT alone | split − alone | after | one layer | shipped MB |\n"
-            "|---|---|---|---|---|---|---|---|"
-        )
+        """TTFT split and in one worker on the prefill core, in turn, and where the difference goes."""
+        print_exposed_head()
 
         async def measure(prefill: RunningWorker, decode: RunningWorker, alone: RunningWorker) -> None:
             for length in self.lengths:
@@ -69,16 +63,11 @@ class SplitBench:
                     split, local = await self._interleaved(
                         lambda p, v: ask(decode, prefill, p, v, 1), lambda p, v: ask(alone, None, p, v, 1), length, text
                     )
-                    after = [timed.prefill.after_compute_ms for timed in split if timed.prefill is not None]
+                    steps = await ask(decode, None, _prompt(length, 99), resolved(text, self.shape.num_layers), 24)
                     visibility = Visibility.parse(resolved(text, self.shape.num_layers))
                     num_bytes = wire_bytes(self.shape, self.dtype, visibility, length)
                     layers = visibility.depth(self.shape.num_layers) if text.startswith("speed") else self.shape.num_layers
-                    gaps = [(a.ttft - b.ttft) * 1e3 for a, b in zip(split, local, strict=True)]
-                    print(
-                        f"| {text} | {length} | {_ms(t.ttft * 1e3 for t in split)} | {_ms(t.ttft * 1e3 for t in local)} "
-                        f"| {_ms(gaps)} | {_ms(after)} | {num_bytes / layers / self.rate * 1e3:.1f} | {num_bytes / 1e6:.1f} |",
-                        flush=True,
-                    )
+                    print_exposed(text, length, split, local, steps, num_bytes / layers / self.rate * 1e3)
 
         await self._with_three(measure)
 
@@ -104,7 +93,7 @@ class SplitBench:
                         elapsed = (time.perf_counter() - begin) * 1e3
                         rows.append((elapsed, 4 * one.prefill.compute_ms, one.prefill.after_compute_ms))
                     columns = zip(*rows[1:], strict=True)
-                    print(f"| {text} | {length} | {' | '.join(_ms(column) for column in columns)} |", flush=True)
+                    print(f"| {text} | {length} | {' | '.join(ms(column) for column in columns)} |", flush=True)
 
         await self._with_three(measure)
 
@@ -123,8 +112,8 @@ class SplitBench:
                 cells = []
                 for background in (0, 4):
                     split, local, gaps = await self._beside(background, prefill, decode, visibility, length)
-                    cells += [_ms(split), _ms(local)]
-                cells += [_ms(gap) for gap in gaps]
+                    cells += [ms(split), ms(local)]
+                cells += [ms(gap) for gap in gaps]
                 print(f"| {length} | {' | '.join(cells)} |", flush=True)
 
         await self._with_three(measure)
@@ -184,8 +173,8 @@ class SplitBench:
                                 )
                                 done = await asyncio.gather(*asks)
                                 found += done if repeat else []
-                        cells = [_ms(t.ttft * 1e3 for t in way) for way in (split, whole)]
-                        cells += [_ms(t.tpot * 1e3 for t in way) for way in (split, whole)]
+                        cells = [ms(t.ttft * 1e3 for t in way) for way in (split, whole)]
+                        cells += [ms(t.tpot * 1e3 for t in way) for way in (split, whole)]
                         print(f"| {num_streams} | {length} | {' | '.join(cells)} |", flush=True)
 
     async def _interleaved(
@@ -198,11 +187,11 @@ class SplitBench:
         visibility = resolved(text, self.shape.num_layers)
         repeats = max(2, self.repeats // 2) if length > 4096 else self.repeats
         ways: tuple[list[Timed], list[Timed]] = ([], [])
-        for repeat in range(repeats + 1):
-            prompt = _prompt(length, repeat)
+        for repeat in range(-2, repeats):
+            prompt = _prompt(length, 100 + repeat)
             for found, way in zip(ways, (first, second), strict=True):
                 timed = await way(prompt, visibility)
-                if repeat:  # the first is a warm-up
+                if repeat >= 0:  # the first two are a warm-up
                     found.append(timed)
         return ways
 
@@ -220,12 +209,8 @@ class SplitBench:
 
 
 def _prompt(length: int, seed: int) -> list[int]:
-    return [(7 + seed * 131 + at * 17) % 40_000 for at in range(length)]
-
-
-def _ms(values: Iterable[float]) -> str:
-    ordered = sorted(values)
-    return f"{statistics.median(ordered):.1f} ({ordered[0]:.1f}–{ordered[-1]:.1f})"
+    """No prompt begins like one of another seed or length: nothing of it is cached."""
+    return [(7 + length * 13 + seed * 131 + at * 17) % 40_000 for at in range(length)]
 
 
 if __name__ == "__main__":

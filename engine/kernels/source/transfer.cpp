@@ -10,6 +10,16 @@ void copy_rows(char* to, int64_t to_stride, const char* from, int64_t from_strid
     for (int64_t row = 0; row < rows; ++row) std::memcpy(to + row * to_stride, from + row * from_stride, BYTES ? BYTES : bytes);
 }
 
+// What the next block's copy will touch: the blocks of a request lie apart, and its layers have left the cache since.
+void fetch(const char* at, int64_t bytes, bool to_write) {
+    for (int64_t byte = 0; byte < bytes; byte += 64) {
+        if (to_write)
+            __builtin_prefetch(at + byte, 1, 2);
+        else
+            __builtin_prefetch(at + byte, 0, 2);
+    }
+}
+
 using CopyRows = void (*)(char*, int64_t, const char*, int64_t, int64_t, int64_t);
 
 CopyRows copy_rows_of(int64_t bytes) {
@@ -31,7 +41,13 @@ extern "C" void shoal_copy_slots(char* pool, char* wire, const int32_t* ids, con
     for (int64_t slot = start; slot < stop;) {
         const int64_t offset = slot % block_size, count = std::min(block_size - offset, stop - slot);
         const int64_t block = ids[slot / block_size - start / block_size];
+        const int64_t next = slot + count, next_count = std::min(block_size, stop - next);
+        const int64_t next_block = next < stop ? ids[next / block_size - start / block_size] : 0;
         for (int64_t head = 0; head < heads; ++head) {
+            if (next < stop) {
+                fetch(pool + (next_block * heads + head) * block_size * row, next_count * row, !to_wire);
+                fetch(wire + ((next - start) * heads + head * next_count) * row, next_count * row, to_wire);
+            }
             char* mine = pool + ((block * heads + head) * block_size + offset) * row;
             char* theirs = wire + ((slot - start) * heads + head) * row;
             if (to_wire)
