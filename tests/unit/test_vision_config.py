@@ -12,8 +12,9 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 from shoal.errors import InvalidRequest, Unsupported
-from shoal.model_files import ModelFiles, check_images, load_tokenizer, open_model, write_random_model
+from shoal.model_files import ModelFiles, VisionConfig, check_images, load_tokenizer, open_model, write_random_model
 from shoal.model_files.vision import ResizeRule
+from shoal.model_files.vision_files import read_vision
 from shoal.types import ImageSpan
 from tests import engine_support as support
 from tests import image_support as images
@@ -150,3 +151,32 @@ def test_the_revision_covers_the_tower(tmp_path: Path) -> None:
         file.seek(info.offset)
         file.write(b"\1\2\3\4")
     assert open_model(str(folder)).revision != model.revision
+
+
+def test_published_settings(tmp_path: Path) -> None:
+    """Gemma 3 4B's and Qwen3-VL 4B's, as far as they matter here."""
+
+    def read(config: dict[str, object], processor: dict[str, object]) -> VisionConfig:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+        found = read_vision(tmp_path)
+        assert found is not None
+        return found
+
+    ids = {"boi_token_index": 255_999, "eoi_token_index": 256_000, "image_token_index": 262_144, "mm_tokens_per_image": 256}
+    tower = {"hidden_size": 1152, "image_size": 896, "patch_size": 14, "model_type": "siglip_vision_model"}
+    gemma = read(
+        {"model_type": "gemma3", **ids, "vision_config": tower},
+        {"image_processor_type": "Gemma3ImageProcessor", "do_pan_and_scan": None, "size": {"height": 896, "width": 896}},
+    )
+    assert (gemma.num_tokens(3000, 20), gemma.grid(3000, 20)) == (256, None)
+    assert gemma.expand_text("a<start_of_image>b", [images.PICTURES[0]]).count("<image_soft_token>") == 256
+    patches = {"patch_size": 16, "temporal_patch_size": 2}
+    tower = {"model_type": "qwen3_vl", "depth": 24, "deepstack_visual_indexes": [5, 11, 17], "spatial_merge_size": 2, **patches}
+    qwen = read(
+        {"model_type": "qwen3_vl", "image_token_id": 151_655, "vision_config": tower},
+        {"image_processor_type": "Qwen2VLImageProcessorFast", "merge_size": 2, **patches}
+        | {"size": {"longest_edge": 16_777_216, "shortest_edge": 65_536}},
+    )
+    assert (qwen.grid(1920, 1080), qwen.num_tokens(1920, 1080), qwen.num_deep_layers) == ((1, 34, 60), 2040, 3)
+    assert qwen.num_tokens(10, 10) == 64 and qwen.num_tokens(6000, 6000) <= 16_384
