@@ -10,6 +10,7 @@ from shoal.config.worker import Pool, WorkerConfig
 from shoal.engine.local import LocalResult
 from shoal.errors import InvalidRequest, ShoalError, Unavailable, Unsupported
 from shoal.pb.internal.v1 import worker_pb2 as pb
+from shoal.placement.prefix_cache import PrefixCache
 from shoal.types import PromptImage
 from shoal.visibility import Visibility
 from tests import engine_support as support
@@ -232,3 +233,21 @@ async def test_a_model_of_text_refuses_images(monkeypatch: pytest.MonkeyPatch) -
         assert isinstance(error, Unsupported) and "install shoal[vision]" in str(error)
         text = replace(own, images=(), prompt_ids=tuple(token + 1 if token == 5 else token for token in own.prompt_ids))
         assert (await generate(text, one, two, num_layers=5)).token_ids
+
+
+@pytest.mark.parametrize("variant", images.VARIANTS)
+async def test_a_cached_prefix_may_end_within_an_image(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What followed has been given up. The rest of the image runs on top of what the whole of it left."""
+    longest = PrefixCache._longest
+    monkeypatch.setattr(PrefixCache, "_longest", lambda *given: min(20, longest(*given)))
+    num_layers = support.model_files(variant).config.shape.num_layers
+    pools = (Pool.PREFILL, Pool.DECODE)
+    prefill, decode = (config(variant, pool, prefix_cache=True, block_size=4, token_budget=5) for pool in pools)
+    for kind in ("full", "speed:2", "pop:2"):
+        own = ask(variant, "9a5", kind)
+        span = own.images[0].span
+        async with in_process(prefill, decode) as (*_, one, two):
+            answers = [await generate(own, one, two, num_layers=num_layers) for _ in range(2)]
+        assert span.start < 20 < span.stop
+        assert answers[1].prefill is not None and answers[1].prefill.cached_tokens == 20
+        assert [tuple(answer.token_ids) for answer in answers] == [local(variant, [own])[0].token_ids] * 2
