@@ -61,7 +61,7 @@ class Frequencies:
         """Both of a model's rotary embeddings, or its only one."""
         head_dim, local = config.shape.head_dim, config.local_rope
         own = inverse_frequencies(config.rope, head_dim, device)
-        axes = None if config.mrope_section is None else mrope_axes(config.mrope_section, head_dim // 2).to(device)
+        axes = None if config.mrope_section is None else mrope_axes(config.mrope_section, head_dim // 2, device)
         return cls(own, None if local is None else inverse_frequencies(local, head_dim, device), axes)
 
     def rotations(self, positions: torch.Tensor, dtype: torch.dtype) -> Rotations:
@@ -78,9 +78,9 @@ def inverse_frequencies(config: RopeConfig, head_dim: int, device: torch.device 
     return 1.0 / config.theta**exponents / torch.tensor(config.frequency_factors(head_dim), device=device)
 
 
-def mrope_axes(section: tuple[int, int, int], num_pairs: int) -> torch.Tensor:
+def mrope_axes(section: tuple[int, int, int], num_pairs: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """Which of a row's three positions each pair turns by, interleaved: [num_pairs]."""
-    axes = torch.zeros(num_pairs, dtype=torch.int64)
+    axes = torch.zeros(num_pairs, dtype=torch.int64, device=device)
     for axis in (1, 2):
         axes[axis : 3 * section[axis] : 3] = axis
     return axes
