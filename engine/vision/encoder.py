@@ -4,6 +4,7 @@ A step never waits for an image to be decoded, and of all that wait only one ima
 """
 
 import asyncio
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -44,20 +45,24 @@ class VisionEncoder:
         )
 
     async def encode_soon(self, images: Sequence[PromptImage], salt: str = "") -> tuple[ImageFeatures, ...]:
-        """See `encode`. Others' images may come between; a caller who leaves costs one image more at most."""
-        loop = asyncio.get_running_loop()
-        return tuple([await loop.run_in_executor(self._thread, self._encode, image, salt) for image in images])
+        """See `encode`. Others' images may come between; for a caller who has left, the image at hand is given up."""
+        loop, left = asyncio.get_running_loop(), threading.Event()
+        try:
+            return tuple([await loop.run_in_executor(self._thread, self._encode, image, salt, left) for image in images])
+        finally:
+            left.set()
 
     def encode(self, images: Sequence[PromptImage], salt: str = "") -> tuple[ImageFeatures, ...]:
         """Features of images in order; what one salt has left, another does not find. Raises InvalidRequest for one that is
         damaged, or is not the one that its span names."""
-        return tuple(self._encode(image, salt) for image in images)
+        never = threading.Event()
+        return tuple(self._encode(image, salt, never) for image in images)
 
     def close(self) -> None:
         """End the thread, after the image it is at."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def _encode(self, image: PromptImage, salt: str) -> ImageFeatures:
+    def _encode(self, image: PromptImage, salt: str, left: threading.Event) -> ImageFeatures:
         if image_digest(image.data) != image.span.digest:
             raise InvalidRequest("an image's digest is not that of its bytes; send the SHA-256 of the file")
         header, span = read_image_header(image.data), image.span
@@ -69,7 +74,7 @@ class VisionEncoder:
             self._kept.move_to_end(key)
             return found
         started = time.monotonic()
-        features = self._tower.encode(image.data)
+        features = self._tower.encode(image.data, lambda: not left.is_set())
         self._seen(time.monotonic() - started)
         self._kept[key] = features
         self._num_bytes += _size(features)

@@ -3,6 +3,7 @@
 Knows pixels and weights; knows no prompts. Tensors are read from the model's own safetensors.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -11,7 +12,7 @@ import torch
 from shoal.engine.dtypes import torch_dtype
 from shoal.engine.vision.pictures import read_picture
 from shoal.engine.vision.prompt_images import ImageFeatures
-from shoal.errors import InvalidConfig, Unsupported
+from shoal.errors import Cancelled, InvalidConfig, Unsupported
 from shoal.model_files import ModelFiles, VisionConfig
 from shoal.model_files.vision_files import read_processor
 from shoal.types import DType
@@ -32,6 +33,18 @@ def missing_library() -> str:
     return ""
 
 
+@dataclass(slots=True)
+class _Interest:
+    """Whether anybody still waits for the image at hand; asked before each block of the tower."""
+
+    is_wanted: Callable[[], bool] = lambda: True
+
+    def check(self, *_: object) -> None:
+        """Raises Cancelled. A forward hook."""
+        if not self.is_wanted():
+            raise Cancelled("nobody waits for this image any more")
+
+
 @dataclass(frozen=True, slots=True)
 class VisionTower:
     """One model's tower. Not thread-safe; one image at a time."""
@@ -42,6 +55,7 @@ class VisionTower:
     processor: Any
     dtype: torch.dtype
     device: torch.device
+    interest: _Interest
 
     @classmethod
     def load(cls, model: ModelFiles, dtype: DType, device: torch.device | str = "cpu") -> Self:
@@ -64,11 +78,17 @@ class VisionTower:
         _fill(model, tower, projector)
         own = torch_dtype(dtype)
         modules = [None if part is None else part.to(device, own).eval().requires_grad_(False) for part in (tower, projector)]
-        return cls(model.vision, modules[0], modules[1], processor, own, torch.device(device))
+        interest = _Interest()
+        for blocks in (module for module in tower.modules() if isinstance(module, torch.nn.ModuleList)):
+            for block in blocks:
+                block.register_forward_pre_hook(interest.check)
+        return cls(model.vision, modules[0], modules[1], processor, own, torch.device(device), interest)
 
     @torch.inference_mode()
-    def encode(self, data: bytes) -> ImageFeatures:
-        """Decode and see one image file. Raises InvalidRequest for one that is damaged."""
+    def encode(self, data: bytes, is_wanted: Callable[[], bool] = lambda: True) -> ImageFeatures:
+        """Decode and see one image file. Raises InvalidRequest for one that is damaged, Cancelled soon after nobody wants it."""
+        self.interest.is_wanted = is_wanted
+        self.interest.check()
         inputs = self.processor(images=[read_picture(data)], return_tensors="pt")
         pixels = inputs["pixel_values"].to(self.device, self.dtype)
         if self.projector is not None:

@@ -1,6 +1,8 @@
 """Towers from folders as they are published and as transformers writes them; files that lack a part; what the encoder keeps."""
 
+import asyncio
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from transformers import AutoModelForImageTextToText
 
 from shoal.engine.vision import ImageFeatures, VisionEncoder
 from shoal.engine.vision.tower import VisionTower, missing_library
-from shoal.errors import InvalidConfig, InvalidRequest, Unsupported
+from shoal.errors import Cancelled, InvalidConfig, InvalidRequest, Unsupported
 from shoal.model_files import open_model, write_random_model
 from shoal.types import DType, PromptImage
 from tests import engine_support as support
@@ -117,6 +119,32 @@ async def test_what_was_seen_lately_is_kept_within_its_salt() -> None:
         with pytest.raises(InvalidRequest, match="digest"):
             await encoder.encode_soon([PromptImage(images.PICTURES[1], image.span)], "a")
     finally:
+        encoder.close()
+
+
+async def test_an_image_that_nobody_waits_for_is_given_up() -> None:
+    tower = VisionTower.load(support.model_files(QWEN), DType.FLOAT32)
+    entered, go, times = threading.Event(), threading.Event(), list[float]()
+
+    def wait(*_: object) -> None:
+        entered.set()
+        go.wait(20)
+
+    hook = tower.tower.patch_embed.register_forward_hook(wait)
+    encoder = VisionEncoder(tower, seen=times.append)
+    try:
+        leaving = asyncio.create_task(encoder.encode_soon([placed(images.PICTURES[0]), placed(images.PICTURES[1])]))
+        await asyncio.to_thread(entered.wait, 20)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        hook.remove()
+        go.set()
+        await encoder.encode_soon([placed(images.PICTURES[2])])  # the thread is free again
+        assert leaving.cancelled() and len(times) == 1
+        with pytest.raises(Cancelled):
+            tower.encode(images.PICTURES[0], lambda: False)
+    finally:
+        go.set()
         encoder.close()
 
 
