@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import logging
 import random
 from collections.abc import Sequence
 from contextlib import suppress
@@ -199,8 +200,9 @@ async def test_preempted_requests_see_their_images_again(wide: Path) -> None:
     assert sum(done.num_preemptions for [done] in answers) > 0 and not any(done.num_retries for [done] in answers)
 
 
-async def test_damaged_images_end_their_own_request_alone(model: Path) -> None:
-    """Headers that the router believes: cut short, promising pixels that are not there, other bytes behind them."""
+async def test_damaged_images_end_their_own_request_alone(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Headers that the router believes: cut short, promising pixels that are not there, other bytes behind them. No log tells."""
+    caplog.set_level(logging.DEBUG)
     bad = [A[:-30], B[: len(B) // 2], promised(6000, 6000), B[:700] + bytes(500), picture(5, 4, form="GIF")[:-20]]
     async with served(model, prefix_cache=False) as s:
         good = ask(("See", A, "!"), "pop:2")
@@ -213,6 +215,10 @@ async def test_damaged_images_end_their_own_request_alone(model: Path) -> None:
         [before], [after] = await running, await s.completes(good)
         assert before.output_ids == after.output_ids and after.num_retries == 0
         await all_free(s)
+    told = "\n".join(str(vars(record)) for record in caplog.records if record.name.startswith("shoal"))
+    assert "image_tokens" in told
+    for secret in (b"See", A[60:90], B[60:90], b"IHDR"):
+        assert repr(secret)[2:-1] not in told and base64.b64encode(secret).decode() not in told
 
 
 async def test_requests_with_images_that_are_left_free_everything(model: Path) -> None:

@@ -1,5 +1,6 @@
 """Images through both doors, up to what the workers are told, with workers that are fakes."""
 
+import asyncio
 import base64
 import hashlib
 import logging
@@ -11,7 +12,9 @@ from typing import Any
 import grpc
 import httpx2 as httpx
 import pytest
+from click.testing import CliRunner, Result
 
+from shoal.cli.generate import generate
 from shoal.client import AsyncClient, Image, Message, Sampling
 from shoal.config.images import MAX_IMAGE_MB, MAX_IMAGE_MEGAPIXELS, ImageLimits
 from shoal.errors import InvalidConfig, InvalidRequest, Unavailable
@@ -260,6 +263,19 @@ async def test_the_client_library(cluster: Cluster, tmp_path: Any) -> None:
     assert a == b and repr(image) == "Image()"
     with pytest.raises(InvalidRequest, match=r"none\.png' cannot be read: No such file"):
         Image.read(tmp_path / "none.png")
+
+
+async def test_the_command_line(cluster: Cluster, tmp_path: Any) -> None:
+    (file := tmp_path / "a.png").write_bytes(A)
+    flags = ["--address", cluster.address, "--max-tokens", "2"]
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(generate, [*flags, *arguments])
+
+    good = await asyncio.to_thread(run, "What is it?", "--image", str(file), "--image", str(file))
+    assert good.exit_code == 0 and len(cluster.decode[0].seen[0].images) == 2
+    none = await asyncio.to_thread(run, "What is it?", "--image", str(tmp_path / "none.png"))
+    assert none.exit_code == 2 and "none.png' cannot be read" in none.output
 
 
 async def test_logs_hold_counts_and_nothing_of_an_image(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
