@@ -68,7 +68,7 @@ def load_vision(
     model: ModelFiles, config: WorkerConfig, seen: Callable[[float], object] = lambda seconds: None
 ) -> VisionEncoder | None:
     """What sees images for a prefill worker; None for a model of text, or where libraries are missing (logged). Blocking."""
-    if model.vision is None:
+    if model.vision is None or not config.sees_images:
         return None
     if reason := missing_library():
         _log.warning("images are not served, text is: %s", reason)

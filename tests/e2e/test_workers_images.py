@@ -177,6 +177,13 @@ async def _prefill(endpoint: object, request: pb.PrefillRequest) -> None:
         raise error_from_rpc(error) from None
 
 
+async def test_a_worker_may_be_started_without_a_tower() -> None:
+    own = ask(GEMMA, "4a5", "pop:2")
+    async with in_process(config(GEMMA, Pool.PREFILL, sees_images=False), config(GEMMA, Pool.DECODE)) as (*_, one, two):
+        error = await ends_with(generate(own, one, two, num_layers=7))
+        assert isinstance(error, Unsupported) and "started without" in str(error)
+
+
 async def test_decode_never_prefills_images() -> None:
     own = ask(GEMMA, "4a5", "speed:2", local_below=1000)
     async with in_process(config(GEMMA, Pool.PREFILL), config(GEMMA, Pool.DECODE)) as (*_, one, two):

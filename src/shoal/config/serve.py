@@ -337,6 +337,7 @@ class ServeConfig:
             max_running_requests=self.max_requests,
             allowed_visibilities=tuple(Visibility.parse(text) for text in self.visibilities),
             max_boundary_tokens=self.max_boundary_tokens,
+            sees_images=self.max_images > 0,
             colocated=self.colocated and pool is Pool.DECODE,
             host=self.worker_host,
             port=self.worker_port,

@@ -54,6 +54,7 @@ class WorkerConfig:
     stall_timeout_s: float = 120.0  # nothing moves for so long though it should: health is NOT_SERVING until it does
     allowed_visibilities: tuple[Visibility, ...] = (Visibility(),)  # the first is the default; boundaries do not count
     max_boundary_tokens: int = 64
+    sees_images: bool = True  # a prefill worker holds the vision tower of a model that has one
     colocated: bool = False  # a decode worker that prefills every prompt itself: there is no prefill pool
     host: str = "127.0.0.1"  # the interface to bind, or NODE
     port: int = 0  # 0: any free port
