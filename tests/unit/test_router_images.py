@@ -17,9 +17,11 @@ from click.testing import CliRunner, Result
 from shoal.cli.generate import generate
 from shoal.client import AsyncClient, Image, Message, Sampling
 from shoal.config.images import MAX_IMAGE_MB, MAX_IMAGE_MEGAPIXELS, ImageLimits
+from shoal.config.shadow import ShadowConfig
 from shoal.errors import InvalidConfig, InvalidRequest, Unavailable
 from shoal.model_files import image_header
 from shoal.pb.v1 import shoal_pb2
+from shoal.router.shadow import Shadows
 from tests.fakes.cluster import Cluster, request
 from tests.fakes.images import FIXED, PLACEHOLDER, SCALED, give_eyes, picture, promised
 
@@ -265,6 +267,21 @@ async def test_the_client_library(cluster: Cluster, tmp_path: Any) -> None:
         Image.read(tmp_path / "none.png")
 
 
+async def test_replays_leave_images_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_eyes(monkeypatch)
+
+    async def never(shadows: Shadows) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Shadows, "run", never)  # what is held stays
+    async with Cluster(visibilities=("speed:22", "full"), shadow=ShadowConfig(rate=1.0)) as c:
+        held = c.router.service.parts.shadows._held
+        await c.complete(shoal_pb2.GenerateRequest(chat=chat(A, "?"), sampling_params={"max_tokens": 2}))
+        assert not held
+        await c.complete(request(max_tokens=2))
+        assert len(held) == 1
+
+
 async def test_the_command_line(cluster: Cluster, tmp_path: Any) -> None:
     (file := tmp_path / "a.png").write_bytes(A)
     flags = ["--address", cluster.address, "--max-tokens", "2"]
@@ -295,6 +312,7 @@ def test_limits_of_the_operator() -> None:
         ({"max_image_mb": 0.0}, "max_image_mb must be a number greater than 0"),
         ({"max_images_mb": float("nan")}, "max_images_mb must be a number greater than 0"),
         ({"max_image_mb": 21.0}, "max_image_mb must be at most 20"),
+        ({"max_images_mb": 300.0}, "max_images_mb must be at most 200"),
         ({"max_image_megapixels": 41.0}, "max_image_megapixels must be at most 40"),
     ):
         with pytest.raises(InvalidConfig, match=words):

@@ -10,6 +10,11 @@ from shoal.errors import InvalidConfig
 
 MAX_IMAGE_MB: Final = 20.0  # workers refuse larger ones themselves
 MAX_IMAGE_MEGAPIXELS: Final = 40.0
+_MOST: Final = {  # a gRPC message has 256 MiB
+    "max_image_mb": MAX_IMAGE_MB,
+    "max_images_mb": 200.0,
+    "max_image_megapixels": MAX_IMAGE_MEGAPIXELS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +32,9 @@ class ImageLimits:
         for name in ("max_image_mb", "max_images_mb", "max_image_megapixels"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise InvalidConfig(f"{name} must be a number greater than 0, not {getattr(self, name)}")
-        for name, most in (("max_image_mb", MAX_IMAGE_MB), ("max_image_megapixels", MAX_IMAGE_MEGAPIXELS)):
+        for name, most in _MOST.items():
             if getattr(self, name) > most:
-                raise InvalidConfig(f"{name} must be at most {most:g}, what workers take, not {getattr(self, name)}")
+                raise InvalidConfig(f"{name} must be at most {most:g}, what workers and messages take, not {getattr(self, name)}")
 
     @property
     def max_image_bytes(self) -> int:
