@@ -47,7 +47,7 @@ BAD_CHAT: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "must be one of system, user"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "is missing"),
     ({"messages": [{"role": "user", "content": ""}]}, "messages[0].content", "is empty"),
-    ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "a text or a list of text parts"),
+    ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "a text or a list of parts"),
     ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "messages[0].weight", "unknown field"),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, None, "tool_calls must be a list"),
     ({"temperature": "hot"}, "temperature", "must be a number, not a text"),

@@ -284,13 +284,14 @@ async def test_replays_leave_images_out(monkeypatch: pytest.MonkeyPatch) -> None
 
 async def test_the_command_line(cluster: Cluster, tmp_path: Any) -> None:
     (file := tmp_path / "a.png").write_bytes(A)
-    flags = ["--address", cluster.address, "--max-tokens", "2"]
+    flags = ["--address", cluster.address, "--max-tokens", "2", "--stats"]
 
     def run(*arguments: str) -> Result:
         return CliRunner().invoke(generate, [*flags, *arguments])
 
     good = await asyncio.to_thread(run, "What is it?", "--image", str(file), "--image", str(file))
     assert good.exit_code == 0 and len(cluster.decode[0].seen[0].images) == 2
+    assert "18 of the prompt's are images'" in " ".join(good.output.split())
     none = await asyncio.to_thread(run, "What is it?", "--image", str(tmp_path / "none.png"))
     assert none.exit_code == 2 and "none.png' cannot be read" in none.output
 

@@ -22,7 +22,8 @@ def print_stats(done: Completion) -> None:
     table.add_row("TPOT", f"{times.tpot_ms:.1f} ms", "mean time per later token")
     table.add_row("total", f"{times.total_ms:.1f} ms", "")
     cached = f"{done.cached_tokens} of the prompt's were cached" if done.cached_tokens else ""
-    table.add_row("tokens", f"{done.prompt_tokens} + {done.completion_tokens}", cached)
+    seen = f"{done.image_tokens} of the prompt's are images'" if done.image_tokens else ""
+    table.add_row("tokens", f"{done.prompt_tokens} + {done.completion_tokens}", ", ".join(filter(None, (seen, cached))))
     table.add_row("on the wire", _size(transfer.payload_bytes), _wire_words(done))
     table.add_row("decode KV", _size(done.decode_kv_bytes), f"{done.decode_kv_layer_tokens} layer-tokens")
     workers = f"{transfer.prefill_worker} → {transfer.decode_worker}" if transfer.prefill_worker else transfer.decode_worker
