@@ -138,7 +138,11 @@ async def test_bad_fields_are_400_and_named(
     [
         (CHAT, {"functions": []}, "functions"),
         (CHAT, {"modalities": ["audio"]}, "modalities"),
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
+            "messages",
+        ),
         (TEXT, {"suffix": "end"}, "suffix"),
         (TEXT, {"best_of": 3}, "best_of"),
     ],
