@@ -13,6 +13,7 @@ from shoal.simulator.hardware import Gpu, Link, gpu_from_entry, link_from_entry
 from shoal.simulator.profiles import Profile
 
 _FORMAT = "shoal-profile-1"
+_MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,12 @@ def write_profile(path: Path, fitted: Fit, setup: Mapping[str, Any]) -> None:
 def read_profile(path: Path) -> Calibrated:
     """Raises InvalidConfig that names the file and the field."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        with path.open("rb") as file:
+            text = file.read(_MAX_BYTES + 1)
+        if len(text) > _MAX_BYTES:
+            raise InvalidConfig(f"{path} is no profile that `shoal calibrate` wrote: it is larger than {_MAX_BYTES:,} bytes")
+        document = yaml.safe_load(text.decode("utf-8"))  # JSON is YAML
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise InvalidConfig(f"cannot read the profile {path}: {' '.join(str(error).split())}") from error
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise InvalidConfig(f"{path} is no profile that `shoal calibrate` wrote (format: {_FORMAT})")

@@ -127,7 +127,14 @@ def test_the_file_brings_hardware_and_link_to_the_planning_commands(tmp_path: Pa
     assert result.exit_code == 0 and "mine" in result.output, result.output
     cost = ["transfer-cost", *flags, "--prompt", "1k", "--link", "10gbe"]
     assert CliRunner().invoke(cli, cost).exit_code == 0
-    for damage, words in (("format: x", "no profile that"), ("- 1", "no profile that"), ("{", "cannot read the profile")):
+    endless, deep = "#" * (1 << 20) + "\n", "[" * 5000
+    for damage, words in (
+        ("format: x", "no profile that"),
+        ("- 1", "no profile that"),
+        ("{", "cannot read the profile"),
+        (endless, "larger than"),
+        (deep, "cannot read the profile"),
+    ):
         path.write_text(damage)
         result = CliRunner().invoke(cli, cost)
         assert result.exit_code == 2 and words in result.output
