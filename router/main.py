@@ -13,7 +13,7 @@ import uvloop
 from shoal.config.disaggregation import LOCAL_CACHED_SHARE, LOCAL_PREFILL_TOKENS
 from shoal.config.images import ImageLimits
 from shoal.config.logs import FORMATS, LEVELS, configure_logging
-from shoal.config.router import RouterConfig
+from shoal.config.router import HTTP_MAX_BODY_MB, RouterConfig, body_bytes
 from shoal.config.shadow import ShadowConfig
 from shoal.config.tls import ClusterConfig, TlsConfig
 from shoal.errors import InvalidRequest, ShoalError
@@ -31,7 +31,7 @@ _IMAGES: Final = ImageLimits()
 @click.option("--listen", default="127.0.0.1:50051", metavar="HOST:PORT", help="Where clients call; port 0 picks a free one.")
 @click.option("--http-listen", metavar="HOST:PORT", help="Serve OpenAI's API over HTTP there; port 0 picks a free one.")
 @click.option("--health-listen", metavar="HOST:PORT", help="gRPC health alone, without TLS, for an orchestrator's probes.")
-@click.option("--http-max-body-mb", default=8.0, help="Largest body of an HTTP request, in MB.")
+@click.option("--http-max-body-mb", default=HTTP_MAX_BODY_MB, help="Largest body of an HTTP request, in MB.")
 @click.option("--controller", metavar="HOST:PORT", help="The controller that publishes where the workers are.")
 @click.option("--worker", "workers", multiple=True, metavar="POOL=HOST:PORT", help="A fixed worker instead; repeat per worker.")
 @click.option("--model", default="smollm2-135m", help="Name or path; only its configuration and tokenizer are read.")
@@ -102,7 +102,7 @@ def read_settings(visibilities: str, flush_ms: float, http_max_body_mb: float, *
         images=images,
         visibilities=parse_visibilities(visibilities),
         flush_s=flush_ms / 1e3,
-        http_max_body_bytes=int(http_max_body_mb * 1e6),
+        http_max_body_bytes=body_bytes(http_max_body_mb),
         tls=tls,
         cluster=cluster,
         shadow=shadow,

@@ -64,6 +64,9 @@ CASES = {  # values as `--set` takes them: words of the error
     "model.name=llama": 'model.name is "llama" and the images embed smollm2-135m alone',
     "model.adapter.path=mine": "model.source embedded has none: choose pvc, oci or hubCache",
     "model.adapter.anyVisibility=true": "model.adapter.path is empty",
+    "promptImages.maxImagesMB=10": "promptImages.maxImageMB is 20 and maxImagesMB, for all files of a request, 10",
+    "router.httpMaxBodyMB=8": "router.httpMaxBodyMB is 8 and an image of promptImages.maxImageMB, 20, takes 26.7 in base64",
+    "router.httpMaxBodyMB=27": "and 1 for its prompt: set it to 28, or lower maxImageMB",
     "quality.minAgreement=1": "quality.shadowRate is 0: set it",
     "quality.shadowRate=1,serving.visibilities={full}": "must hold full and another",
     "quality.minSamples=201": "quality.minSamples 201 exceeds window 200",
@@ -96,6 +99,11 @@ BY_SCHEMA = {  # the two majors word these differently: the value's name must be
     "pools.decode.resources.limits.cpu=abc": "cpu",
     "router.resources.requests.memory=1GB": "memory",
     "quality.shadowRate=1.5": "shadowRate",
+    "promptImages.maxImages=-1": "maxImages",
+    "promptImages.maxImageMB=21": "maxImageMB",
+    "promptImages.maxImagesMB=201": "maxImagesMB",
+    "promptImages.maxImageMegapixels=0": "maxImageMegapixels",
+    "router.httpMaxBodyMB=0": "httpMaxBodyMB",
 }
 
 
@@ -105,6 +113,11 @@ def test_contradictions_end_with_a_sentence(given: str, helm: str) -> None:
         render_text(helm, "--set", given)
     assert CASES[given] in str(refused.value)
     assert "nil pointer" not in str(refused.value) and "wrong type" not in str(refused.value)
+
+
+@pytest.mark.parametrize("given", ["promptImages.maxImages=0", "router.httpPort=0", "promptImages.maxImageMB=5"])
+def test_a_small_body_is_enough_without_large_images_over_http(given: str, helm: str) -> None:
+    assert "http-max-body-mb=28" not in render_text(helm, "--set", f"{given},router.httpMaxBodyMB=8")
 
 
 @pytest.mark.parametrize("given", BY_SCHEMA)

@@ -9,6 +9,7 @@ import yaml
 
 from infra.checks.charts import Object, PodPlace, objects, of_kind, pods
 from infra.checks.commands import POD, parsed
+from shoal.config.images import ImageLimits
 from shoal.config.serve import ServeConfig
 from shoal.config.shadow import ShadowConfig
 from shoal.config.worker import Pool
@@ -47,14 +48,17 @@ def test_the_routers_settings_work(manifests: tuple[Object, ...]) -> None:
     assert (config.model, config.max_boundary_tokens) == (serve.model, serve.max_boundary_tokens)
     assert (config.max_context or 0) == serve.max_context_tokens
     assert config.cluster == serve.cluster
+    assert config.images.max_images == serve.max_images
+    assert config.http_listen is None or config.http_max_body_bytes > config.images.max_image_bytes * 4 / 3, "in base64"
 
 
-def test_the_gate_the_adapter_and_the_pace_are_those_of_the_values() -> None:
+def test_the_gate_the_adapter_the_pace_and_images_are_those_of_the_values() -> None:
     need("helm4")
     manifests = objects("adapter-gate")
     (container,) = by_component(manifests)["router"].containers
     _, flags = parsed(container)
     assert ShadowConfig.read(flags) == ShadowConfig(rate=0.05, min_agreement=0.9, max_kl=0.5), "the rest as the router has it"
+    assert (ImageLimits.read(flags), flags["http_max_body_mb"]) == (ImageLimits(4, 2.5, 10.0, 12.5), 8.0)
     serve = serve_config(manifests)
     assert (serve.adapter, serve.adapter_any_visibility) == ("/models/llama-speed-24", True)
     assert serve.autoscale.profile == "/etc/shoal/profile/profile.yaml"

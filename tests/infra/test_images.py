@@ -71,9 +71,10 @@ def test_the_router_has_neither_torch_nor_ray() -> None:
 
 def test_locks_hold_what_the_project_asks_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
     for name, wanted in (
         ("router", project["dependencies"]),
-        ("worker", project["dependencies"] + project["optional-dependencies"]["serve"]),
+        ("worker", project["dependencies"] + extras["serve"] + extras["vision"]),
     ):
         locked = (IMAGES / f"requirements-{name}.txt").read_text()
         for requirement in wanted:

@@ -1,6 +1,7 @@
 """What can be checked of the chart without Helm: the schema, the matrix against it, the committed manifests' command lines."""
 
 import copy
+import dataclasses
 import json
 from typing import Any
 
@@ -12,6 +13,8 @@ from infra.checks.charts import CHART, MATRIX, parse, pods
 from infra.checks.commands import parsed
 from infra.checks.page import PAGE, made
 from infra.checks.render import TARGETS
+from shoal.config.images import ImageLimits
+from shoal.errors import InvalidConfig
 
 SCHEMA = json.loads(chart_values.SCHEMA.read_text())
 
@@ -39,6 +42,20 @@ def test_the_matrix_fits_the_schema(values: str) -> None:
 def test_the_schema_refuses(values: dict[str, Any]) -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.Draft7Validator(SCHEMA).validate(merged(chart_values.defaults(), values))
+
+
+def test_images_have_the_limits_of_the_flags() -> None:
+    flags, given = ImageLimits(), chart_values.defaults()["promptImages"]
+    names = {"maxImages": "max_images", "maxImageMB": "max_image_mb", "maxImagesMB": "max_images_mb"}
+    names |= {"maxImageMegapixels": "max_image_megapixels"}
+    assert {names[key]: value for key, value in given.items()} == dataclasses.asdict(flags)
+    told = SCHEMA["properties"]["promptImages"]["properties"]
+    for key, name in names.items():
+        if (most := told[key].get("maximum")) is not None:
+            dataclasses.replace(flags, **{name: float(most)})
+            with pytest.raises(InvalidConfig, match=f"{name} must be at most {most}"):
+                dataclasses.replace(flags, **{name: most + 0.5})
+    assert [key for key in names if "maximum" not in told[key]] == ["maxImages"]
 
 
 def test_every_value_has_a_meaning() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from shoal.cli.commands import router_arguments, router_places
 from shoal.cli.preflight import check, check_port, free_port
 from shoal.cli.serve import serve
 from shoal.cli.serve_options import HELP, read_config
@@ -16,8 +17,11 @@ from shoal.config.worker import Pool
 from shoal.controller.ray_node import OwnNode
 from shoal.errors import InvalidConfig, Unavailable
 from shoal.model_files import write_random_model
+from shoal.router.main import command as router
+from shoal.router.main import read_settings
 from shoal.rpc.hosted import HostedWorker
 
+PROCESS_FLAGS = ("name", "beat_s", "log_level", "log_format")  # not of RouterConfig
 OWN_NODES = {
     "worker_host": "node",
     "ray_address": "head:6379",
@@ -87,6 +91,8 @@ def test_a_configuration_crosses_as_json() -> None:
         ({"local_cached_share": 1.5}, "local_cached_share must lie above 0"),
         ({"shadow_rate": 2.0}, r"shadow_rate must lie in \[0, 1\]"),
         ({"shadow_max_kl": 0.5}, "shadow_max_kl 0.5 has no effect while nothing is replayed"),
+        ({"http_max_body_mb": 0.0}, "http_max_body_mb must be a number greater than 0, not 0"),
+        ({"http_max_body_mb": float("inf")}, "http_max_body_mb must be a number greater than 0, not inf"),
         ({"decode_cpus": "3-1"}, "decode_cpus: cannot read '3-1' as CPU numbers"),
         ({"prefill_cpus": "a"}, "write them as in 0-3,8"),
         ({"prefill_workers": "two"}, "prefill_workers must be a whole number"),
@@ -263,6 +269,16 @@ def test_the_page_on_operations_names_every_flag_and_its_default() -> None:
             else:
                 expected = f"{default:g}" if isinstance(default, float) else str(default) or "–"
             assert value == expected, flag
+
+
+def test_the_router_is_told_of_its_body_and_of_images() -> None:
+    given = {"http_listen": "127.0.0.1:0", "http_max_body_mb": 2.5, "max_images": 3, "max_image_mb": 1.5, "max_images_mb": 4}
+    for values, num_bytes in ((given, 2_500_000), ({"http_listen": "127.0.0.1:0"}, 8_000_000)):
+        config = ServeConfig.from_mapping(values)
+        (place,) = router_places(config)
+        flags = router.make_context("router", router_arguments(config, place, "127.0.0.1:1")[2:]).params
+        read = read_settings(**{name: value for name, value in flags.items() if name not in PROCESS_FLAGS})
+        assert (read.http_max_body_bytes, read.images) == (num_bytes, config.images)
 
 
 def test_nccl_without_gpus_and_one_port_for_two_doors_are_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -68,7 +68,8 @@ def router_arguments(config: ServeConfig, place: RouterPlace, controller: str) -
     arguments += ["--log-format", config.log_format, "--beat-s", str(config.beat_s)]
     metrics = config.metrics_addresses.get(place.name)
     arguments += ["--metrics", metrics] if metrics else []
-    arguments += ["--http-listen", place.http_listen] if place.http_listen else []
+    if place.http_listen:
+        arguments += ["--http-listen", place.http_listen, "--http-max-body-mb", str(config.http_max_body_mb)]
     for field in _DOOR_FILES:
         arguments += [f"--{field.replace('_', '-')}", value] if (value := getattr(config, field)) else []
     arguments += ["--tls-require-client-cert"] if config.tls_require_client_cert else []

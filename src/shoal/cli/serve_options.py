@@ -21,6 +21,7 @@ HELP: Final[dict[str, str]] = {
     "max_boundary_tokens": "The largest boundary a request may choose.",
     "listen": "host:port where clients connect; port 0 picks a free one.",
     "http_listen": "host:port of OpenAI's API over HTTP, as in 127.0.0.1:8000; none unless given.",
+    "http_max_body_mb": "Largest body of an HTTP request, in MB; base64 makes an image a third larger.",
     "routers": "Number of routers, on the ports of --listen and --http-listen and those that follow.",
     "controller_listen": "host:port of the controller, for more routers and `shoal scale`; a free port unless given.",
     "allow_wildcard": "Permit --listen and --http-listen on every interface, as in 0.0.0.0:50051.",

@@ -1,6 +1,8 @@
 """Settings of one router. Knows addresses and limits; opens nothing."""
 
+import math
 from dataclasses import dataclass, field
+from typing import Final
 
 from shoal.config.disaggregation import LOCAL_CACHED_SHARE, LOCAL_PREFILL_TOKENS, DisaggregationRule
 from shoal.config.images import ImageLimits
@@ -8,6 +10,8 @@ from shoal.config.shadow import ShadowConfig
 from shoal.config.tls import ClusterConfig, TlsConfig
 from shoal.errors import InvalidConfig
 from shoal.visibility import Visibility
+
+HTTP_MAX_BODY_MB: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +22,7 @@ class RouterConfig:
     listen: str = "127.0.0.1:50051"
     http_listen: str | None = None  # host:port of OpenAI's API
     health_listen: str | None = None  # host:port of gRPC health alone, without TLS, for probes
-    http_max_body_bytes: int = 8_000_000
+    http_max_body_bytes: int = int(HTTP_MAX_BODY_MB * 1e6)
     http_body_timeout_s: float = 60.0
     controller: str | None = None  # host:port
     workers: tuple[str, ...] = ()  # pool=host:port, instead of a controller
@@ -66,3 +70,10 @@ class RouterConfig:
                 raise InvalidConfig(f"router.{name} must be greater than 0")
         if self.max_context is not None and self.max_context < 2:
             raise InvalidConfig("router.max_context must leave room for a prompt token and a generated one")
+
+
+def body_bytes(megabytes: float) -> int:
+    """What `http_max_body_mb` means; MB are 10^6 bytes. Raises InvalidConfig."""
+    if not (math.isfinite(megabytes) and megabytes * 1e6 >= 1):
+        raise InvalidConfig(f"http_max_body_mb must be a number greater than 0, not {megabytes:g}")
+    return int(megabytes * 1e6)

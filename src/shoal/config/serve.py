@@ -12,6 +12,7 @@ from shoal.config.disaggregation import LOCAL_CACHED_SHARE, LOCAL_PREFILL_TOKENS
 from shoal.config.images import ImageLimits
 from shoal.config.logs import FORMATS, LEVELS
 from shoal.config.reading import check_choice, convert, named, nearest, read_address, read_section
+from shoal.config.router import HTTP_MAX_BODY_MB, body_bytes
 from shoal.config.shadow import ShadowConfig
 from shoal.config.tls import ClusterConfig, TlsConfig
 from shoal.config.transfer import BACKENDS, TransferConfig
@@ -39,6 +40,7 @@ class ServeConfig:
     max_boundary_tokens: int = 64
     listen: str = "127.0.0.1:50051"
     http_listen: str = ""  # host:port of OpenAI's API; "": none
+    http_max_body_mb: float = HTTP_MAX_BODY_MB
     routers: int = 1  # each on a port of its own: those of `listen` and `http_listen` and the ones that follow
     controller_listen: str = ""  # host:port where routers and `shoal scale` find the controller; "": a free port of worker_host
     allow_wildcard: bool = False  # permits `listen` and `http_listen` on every interface
@@ -126,6 +128,7 @@ class ServeConfig:
             raise InvalidConfig("kv_memory must be greater than 0, as in 512MiB")
         if not self.visibilities:
             raise InvalidConfig("visibilities must name at least one visibility, as in full,speed:22,pop:20")
+        body_bytes(self.http_max_body_mb)
         self._check_metrics_ports()
         self._check_worker_ports()
         if self.pool_labels and not self.ray_address:

@@ -67,6 +67,14 @@
 {{- if and $v.autoscaling.profile.configMap (not (and $v.autoscaling.enabled $v.autoscaling.profile.key)) -}}
 {{- fail "autoscaling.profile.configMap needs autoscaling.enabled and profile.key: the controller alone reads that file" -}}
 {{- end -}}
+{{- $i := $v.promptImages -}}
+{{- if and $i.maxImages (gt (float64 $i.maxImageMB) (float64 $i.maxImagesMB)) -}}
+{{- fail (printf "promptImages.maxImageMB is %v and maxImagesMB, for all files of a request, %v: no file that large could come; lower the one or raise the other" $i.maxImageMB $i.maxImagesMB) -}}
+{{- end -}}
+{{- $body := addf 1 (divf (mulf 4 $i.maxImageMB) 3) -}}
+{{- if and $i.maxImages $v.router.httpPort (lt (float64 $v.router.httpMaxBodyMB) $body) -}}
+{{- fail (printf "router.httpMaxBodyMB is %v and an image of promptImages.maxImageMB, %v, takes %.1f in base64 and 1 for its prompt: set it to %.0f, or lower maxImageMB" $v.router.httpMaxBodyMB $i.maxImageMB (subf $body 1) (ceil $body)) -}}
+{{- end -}}
 {{- $q := $v.quality -}}
 {{- if and (or $q.minAgreement $q.maxKl) (not $q.shadowRate) -}}
 {{- fail "quality.minAgreement and maxKl judge replays and quality.shadowRate is 0: set it, as in 0.05, or leave the bounds out" -}}
