@@ -26,7 +26,8 @@ def read_picture(data: bytes) -> "Image":
     except InvalidRequest:
         raise
     except Exception as error:  # Pillow's decoders raise many classes for damaged files; none says anything else
-        raise InvalidRequest(f"a {header.format} image cannot be decoded ({error!s:.100}); send a file that is whole") from error
+        words = "" if "BytesIO" in str(error) else f" ({error!s:.100})"  # Pillow names our own object where it finds no image
+        raise InvalidRequest(f"a {header.format} image cannot be decoded{words}; send a file that is whole") from error
 
 
 def _decode(data: bytes, header: ImageHeader) -> "Image":

@@ -1,6 +1,7 @@
 """Positions, chunks and runs of prompts with images, and files that are damaged."""
 
 import io
+import logging
 import random
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers.image_utils import load_image
 
+from shoal.config.logs import configure_logging
 from shoal.engine.vision import PromptImages
 from shoal.engine.vision.pictures import read_picture
 from shoal.errors import InternalError, InvalidRequest
@@ -116,6 +118,33 @@ def test_pictures_are_what_transformers_opens(tmp_path) -> None:
         data = images.picture(8, 20, 11, "JPEG", exif=exif.tobytes())
         (tmp_path / "file").write_bytes(data)
         assert np.array_equal(np.asarray(read_picture(data)), np.asarray(load_image(str(tmp_path / "file"))))
+
+
+def test_a_file_that_breaks_off_at_once_is_refused_without_addresses_of_memory() -> None:
+    for form in ("PNG", "WEBP"):
+        with pytest.raises(InvalidRequest, match="image cannot be decoded") as refused:
+            read_picture(images.picture(9, 33, 21, form)[:40])
+        assert "0x" not in str(refused.value) and "send a file that is whole" in str(refused.value)
+
+
+def test_no_log_tells_what_files_hold(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Pillow, at debug level, writes a file's EXIF and chunks out."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, (None, "PIL", "asyncio", "grpc", "ray"))}
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    try:
+        configure_logging("debug", "prefill-0")
+        exif = Image.Exif()
+        exif[0x013B] = "Jane Doe"
+        data = images.picture(8, 20, 11, "JPEG", exif=exif.tobytes())
+        capsys.readouterr()  # what writing it told
+        read_picture(data)
+        read_picture(images.picture(8, 20, 11, "PNG"))
+        logging.getLogger("shoal").debug("seen")
+        told = capsys.readouterr().err
+        assert "seen" in told and "Jane" not in told and "IHDR" not in told
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 def test_any_damage_is_a_refusal_or_a_picture() -> None:

@@ -35,7 +35,7 @@ _IDS: ContextVar[Mapping[str, str]] = ContextVar("shoal_log_ids", default=Mappin
 _FIELDS: Final = "shoal_fields"  # the attribute of a record that holds an event's fields
 _PLAIN_VALUE = re.compile(r"[^\s\"'=\\\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 _OF_OUR_OWN: Final = (AlreadyExists, Cancelled, CapacityExceeded, DeadlineExceeded, InternalError, Mismatch, Unavailable)
-_FOREIGN: Final = ("asyncio", "grpc", "ray")  # log only what is worth a warning
+_FOREIGN: Final = ("asyncio", "grpc", "ray", "PIL")  # log only what is worth a warning; Pillow tells what files hold
 
 
 def configure_logging(level: str, process: str, log_format: str = "text") -> None:
