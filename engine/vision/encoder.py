@@ -48,21 +48,28 @@ class VisionEncoder:
         """See `encode`. Others' images may come between; for a caller who has left, the image at hand is given up."""
         loop, left = asyncio.get_running_loop(), threading.Event()
         try:
-            return tuple([await loop.run_in_executor(self._thread, self._encode, image, salt, left) for image in images])
+            run, encode = loop.run_in_executor, self._encode
+            return tuple([await run(self._thread, encode, index, image, salt, left) for index, image in enumerate(images)])
         finally:
             left.set()
 
     def encode(self, images: Sequence[PromptImage], salt: str = "") -> tuple[ImageFeatures, ...]:
-        """Features of images in order; what one salt has left, another does not find. Raises InvalidRequest for one that is
-        damaged, or is not the one that its span names."""
+        """Features of images in order; what one salt has left, another does not find. Raises InvalidRequest that says which one
+        is damaged, or is not the one that its span names."""
         never = threading.Event()
-        return tuple(self._encode(image, salt, never) for image in images)
+        return tuple(self._encode(index, image, salt, never) for index, image in enumerate(images))
 
     def close(self) -> None:
         """End the thread, after the image it is at."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def _encode(self, image: PromptImage, salt: str, left: threading.Event) -> ImageFeatures:
+    def _encode(self, index: int, image: PromptImage, salt: str, left: threading.Event) -> ImageFeatures:
+        try:
+            return self._features(image, salt, left)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"image {index}: {error}") from error
+
+    def _features(self, image: PromptImage, salt: str, left: threading.Event) -> ImageFeatures:
         if image_digest(image.data) != image.span.digest:
             raise InvalidRequest("an image's digest is not that of its bytes; send the SHA-256 of the file")
         header, span = read_image_header(image.data), image.span

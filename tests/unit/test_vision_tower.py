@@ -116,8 +116,10 @@ async def test_what_was_seen_lately_is_kept_within_its_salt() -> None:
         assert len(times) == 4
         await encoder.encode_soon([image], "a")
         assert len(times) == 5
-        with pytest.raises(InvalidRequest, match="digest"):
-            await encoder.encode_soon([PromptImage(images.PICTURES[1], image.span)], "a")
+        with pytest.raises(InvalidRequest, match=r"^image 1: .*digest"):
+            await encoder.encode_soon([image, PromptImage(images.PICTURES[1], image.span)], "a")
+        with pytest.raises(InvalidRequest, match=r"^image 2: a PNG image cannot be decoded"):
+            encoder.encode([image, image, placed(images.PICTURES[0][:-30])])
     finally:
         encoder.close()
 

@@ -105,7 +105,10 @@ class VisionConfig:
             placed.append(PromptImage(data, span))
             at += num_tokens
         if at != len(starts):
-            raise InvalidRequest(f"the prompt has {len(starts)} image tokens, its {len(images)} images take {at}")
+            raise InvalidRequest(
+                f"the prompt has {len(starts)} image tokens, its {len(images)} images take {at}; leave {self.image_token} out:"
+                f" one {self.placeholder} stands for a whole image"
+            )
         return tuple(placed)
 
     def _num_tokens(self, image: bytes) -> int:
