@@ -9,6 +9,9 @@ def load(options: dict):
 
     api.llama_backend_init()
     model_params = api.llama_model_default_params()
+    is_packed = not options["gguf"].endswith("bf16.gguf")
+    if is_packed:  # weights repacked for the tile unit crash it (Q4_1, AMX): the plain layout does not
+        model_params.use_extra_bufts = False
     model = api.llama_model_load_from_file(options["gguf"].encode(), model_params)
     assert model, f"llama.cpp cannot load {options['gguf']}"
     params = api.llama_context_default_params()
@@ -46,7 +49,8 @@ def load(options: dict):
             yield list(range(len(prompts)))
         api.llama_memory_clear(memory, True)
 
-    return f"llama-cpp-python {api.__version__}", generate
+    layout = ", weights not repacked" if is_packed else ""
+    return f"llama-cpp-python {api.__version__}{layout}", generate
 
 
 serve(load)
