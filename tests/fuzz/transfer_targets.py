@@ -58,7 +58,8 @@ HINTS: dict[str, Any] = {
     "attempt_id": lambda draw: draw.pick(ATTEMPTS),
     "n": lambda draw: draw.below(6),
     "entry": lambda draw: draw.below(4),
-    "num_bytes": lambda draw: draw.pick((4, 6, 2, 5)),
+    "num_more": lambda draw: draw.pick((0, 0, 1, 1, 2, 3, 2**32 - 1)),
+    "num_bytes": lambda draw: draw.pick((4, 6, 2, 5, 10, 10, 8, 12)),  # one entry, some together, and what no plan has
     "last_n": lambda draw: draw.below(6),
     "handle": _handle,
     "code": lambda draw: draw.pick(("Cancelled", "Unavailable", "InternalError", "ShoalError", "BodyTooLarge")),
