@@ -18,8 +18,9 @@ class ImageCheck:
     """Limits of the operator and the model. Cheap: a header for each image, nothing is copied."""
 
     def __init__(self, vision: VisionConfig | None, limits: ImageLimits, num_layers: int) -> None:
-        self.vision = vision
+        self.vision = vision if limits.max_images else None  # None: none are taken
         self.limits = limits
+        self._sees_images = vision is not None
         self._num_layers = num_layers
 
     def files(self, images: Sequence[shoal_pb2.Image], max_context: int) -> tuple[bytes, ...]:
@@ -30,7 +31,8 @@ class ImageCheck:
         if not images:
             return ()
         if self.vision is None:
-            raise Unsupported("this model sees no images; send text alone")
+            who = "server takes" if self._sees_images else "model sees"
+            raise Unsupported(f"this {who} no images; send text alone")
         limits, sizes = self.limits, [len(image.data) for image in images]
         if len(images) > limits.max_images:
             raise InvalidRequest(f"the request has {len(images)} images; send at most {limits.max_images}")

@@ -193,7 +193,9 @@ async def test_a_text_model_a_colocated_cluster_and_one_without_prefill_workers(
         assert status is grpc.StatusCode.UNAVAILABLE and "no prefill worker" in words
         assert (await c.complete(request(max_tokens=2))).completion_tokens == 2  # text alone falls back
     async with Cluster(visibilities=("full",), images=ImageLimits(max_images=0)) as c:
-        assert "send at most 0" in (await c.status(asked))[1]
+        assert await c.status(asked) == (grpc.StatusCode.UNIMPLEMENTED, "this server takes no images; send text alone")
+        info = await c.stub.GetModelInfo(shoal_pb2.GetModelInfoRequest())
+        assert (info.supports_vision, info.image_placeholder, info.HasField("image_token_id")) == (False, "", False)
 
 
 async def test_short_prompts_with_images_go_to_prefill_and_cached_ones_need_not(monkeypatch: pytest.MonkeyPatch) -> None:
