@@ -18,7 +18,7 @@ from shoal.engine.segment import RequestKv
 from shoal.engine.state_store import StateStore, num_state_blocks, state_range
 from shoal.engine.vision import PromptImages, VisionEncoder
 from shoal.engine.vision.tower import missing_library
-from shoal.errors import Cancelled, DeadlineExceeded, InternalError, ShoalError, Unsupported
+from shoal.errors import Cancelled, CapacityExceeded, DeadlineExceeded, InternalError, ShoalError, Unsupported
 from shoal.kv_transfer import DecodeTarget, OutgoingTransfer, SentReport, TransferClient
 from shoal.placement.prefix_cache import PrefixCache
 from shoal.placement.reservation import prefill_reservation
@@ -46,6 +46,7 @@ class TaskRunner:
     ) -> None:
         self._config = config
         self._vision = vision
+        self._num_unseen = 0  # tasks whose images are being seen, or wait for it
         self._resident = resident
         self._transfers = transfers
         self._steps = steps
@@ -174,7 +175,13 @@ class TaskRunner:
             raise Unsupported(
                 missing_library() or f"prefill worker {self._config.worker_id} was started without what sees images"
             )
-        features = await self._vision.encode_soon(spec.images, spec.cache_salt)
+        if self._num_unseen > self._config.max_queued:  # before work is done: each of them also keeps its files in memory
+            raise CapacityExceeded(f"{self._num_unseen} requests wait for their images to be seen; retry later", 1.0)
+        self._num_unseen += 1
+        try:
+            features = await self._vision.encode_soon(spec.images, spec.cache_salt)
+        finally:
+            self._num_unseen -= 1
         return PromptImages.of(self._vision.config, [image.span for image in spec.images], features)
 
     async def _open(self, task: PrefillTask, source: PrefillSource) -> OutgoingTransfer:

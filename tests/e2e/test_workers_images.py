@@ -1,14 +1,18 @@
 """Prompts with images over two workers and a real pair: the single process's answers, whatever is cached, and what is refused."""
 
+import asyncio
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL.Image import Image
 
 from shoal.config.worker import Pool, WorkerConfig
 from shoal.engine.local import LocalResult
-from shoal.errors import InvalidRequest, ShoalError, Unavailable, Unsupported
+from shoal.engine.vision.pictures import read_picture
+from shoal.errors import CapacityExceeded, InvalidRequest, ShoalError, Unavailable, Unsupported
 from shoal.pb.internal.v1 import worker_pb2 as pb
 from shoal.placement.prefix_cache import PrefixCache
 from shoal.types import PromptImage
@@ -142,6 +146,32 @@ async def test_a_damaged_image_ends_its_own_request(variant: str) -> None:
             assert isinstance(error, InvalidRequest) and words in str(error)
         (answer,) = await generate_all([sound], one, two, num_layers=num_layers)
     assert tuple(answer.token_ids) == local(variant, [sound])[0].token_ids
+
+
+async def test_who_would_wait_long_to_be_seen_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As who would wait long for blocks is: the files of all that wait are in memory. A place comes free when somebody leaves."""
+    first, second, third = ask(QWEN, "4a5", "pop:2"), ask(QWEN, "4b5", "pop:2"), ask(QWEN, "3c3", "speed:2")
+    entered, go = threading.Event(), threading.Event()
+
+    def slowly(data: bytes) -> Image:
+        entered.set()
+        go.wait(20)
+        return read_picture(data)
+
+    monkeypatch.setattr("shoal.engine.vision.tower.read_picture", slowly)
+    async with in_process(config(QWEN, Pool.PREFILL, max_queued=0), config(QWEN, Pool.DECODE)) as (*_, one, two):
+        try:
+            leaving = asyncio.create_task(generate(first, one, two, num_layers=5))
+            await asyncio.to_thread(entered.wait, 20)
+            error = await ends_with(generate(second, one, two, num_layers=5))
+            assert isinstance(error, CapacityExceeded) and "wait for their images to be seen; retry later" in str(error)
+            leaving.cancel()
+            await asyncio.wait([leaving])
+            await one.idle(Pool.PREFILL)
+        finally:
+            go.set()
+        answer = await generate(third, one, two, num_layers=5)
+    assert tuple(answer.token_ids) == local(QWEN, [third])[0].token_ids
 
 
 async def test_what_is_refused_where() -> None:

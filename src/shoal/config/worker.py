@@ -49,7 +49,7 @@ class WorkerConfig:
     prefix_cache: bool = True  # keep the KV of prefixes for requests to come; given up when blocks are needed
     preemption: bool = False  # reserve room for the next tokens alone, and let the least senior give way when blocks run out
     max_running_requests: int = 64  # requests that hold blocks
-    max_queued: int = 256  # requests that wait for blocks; beyond, CapacityExceeded
+    max_queued: int = 256  # requests that wait for blocks, or for their images to be seen; beyond, CapacityExceeded
     max_request_s: float = 3600.0  # imposed on calls that bring no deadline, and the cap of those that do
     stall_timeout_s: float = 120.0  # nothing moves for so long though it should: health is NOT_SERVING until it does
     allowed_visibilities: tuple[Visibility, ...] = (Visibility(),)  # the first is the default; boundaries do not count
