@@ -150,6 +150,7 @@ class RayCluster:
             os.environ["RAY_AUTH_MODE"] = "token"
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+            os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starves workers beside any other program
             os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # idle workers that no actor of ours would use
         import ray  # here, not above: the environment must be set first
 
