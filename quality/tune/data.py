@@ -54,15 +54,17 @@ def held_out_windows(
     response_tokens: int = 64,
     count: int = 24,
     seed: int = 0,
+    boundary: int = 1,
 ) -> list[Window]:
-    """Prompts with their continuations, from plain texts. Raises InvalidConfig when no text is long enough."""
+    """Prompts with their continuations, from plain texts; `boundary` prompt tokens run at full depth. Raises InvalidConfig when
+    no text is long enough."""
     tokenizer = load_tokenizer(model)
     texts = [record.text for record in records if record.text is not None]
     random.Random(seed).shuffle(texts)
     rows = [tokenizer.encode(text, add_special_tokens=False) for text in texts[: 8 * count]]
     if not rows:
         raise InvalidConfig('held-out data holds no {"text": …}; perplexity is measured on continuations of plain texts')
-    return excerpts(rows, prompt_tokens, response_tokens, count, seed)
+    return excerpts(rows, prompt_tokens, response_tokens, count, seed, boundary=min(boundary, prompt_tokens))
 
 
 def _boundary(options: TuneOptions, encoder: PromptEncoder, *, is_chat: bool) -> int:

@@ -21,7 +21,7 @@ class TuneOptions:
     Raises InvalidConfig when a value cannot work, Unsupported for a visibility that is not tuned.
     """
 
-    visibility: Visibility  # as it will be served; its boundary counts for prompts with responses
+    visibility: Visibility  # as it will be served, with its boundary
     tokens: int = 640_000  # of all sequences that pass through the model, over all processes
     rank: int = 16
     alpha: float = 32.0  # the adapter adds alpha / rank · B·A

@@ -67,7 +67,12 @@ def tune(
         raise InvalidConfig("device 'cuda': this process sees no GPU, or torch is a CPU build; use 'auto' or 'cpu'")
     files = open_model(model)
     tokens = training_tokens(read_records(data), files, options, chat=chat)
-    held = held_out_windows(read_records(held_out), files, count=num_held_out, seed=options.seed) if held_out else []
+    boundary = options.visibility.boundary_tokens or 1
+    held = (
+        held_out_windows(read_records(held_out), files, count=num_held_out, seed=options.seed, boundary=boundary)
+        if held_out
+        else []
+    )
     peers = join_peers(place)
     if place.type == "cuda":
         place = torch.device("cuda", peers.rank % torch.cuda.device_count())

@@ -82,10 +82,14 @@ class WindowSource:
         least = max(1, self._options.visibility.anchor_tokens)
         start = min(size - length, least + int(rng.integers(0, min(length, _MAX_START))))
         start = size - (size - start) // length * length  # whole spans, up to the window's end
-        return Window(tuple(ids), tuple(Span(begin, begin + length) for begin in range(start, size, length)))
+        more = (self._options.visibility.boundary_tokens or 1) - 1  # prompt tokens at full depth before the last one, as served
+        spans = ((max(least, begin - more), begin) for begin in range(start, size, length))
+        return Window(tuple(ids), tuple(Span(bound, begin + length, begin - bound) for bound, begin in spans))
 
 
-def excerpts(texts: Sequence[Sequence[int]], prompt_tokens: int, response_tokens: int, count: int, seed: int) -> list[Window]:
+def excerpts(
+    texts: Sequence[Sequence[int]], prompt_tokens: int, response_tokens: int, count: int, seed: int, *, boundary: int = 1
+) -> list[Window]:
     """`count` prompts with their continuations, from different texts where there are enough. Raises InvalidConfig for none."""
     length, rng = prompt_tokens + response_tokens, np.random.default_rng((seed, 4))
     long = [ids for ids in texts if len(ids) >= length]
@@ -95,5 +99,5 @@ def excerpts(texts: Sequence[Sequence[int]], prompt_tokens: int, response_tokens
     for index in range(count):
         ids = long[int(order[index % len(long)])]
         start = int(rng.integers(0, len(ids) - length + 1))
-        found.append(Window(tuple(ids[start : start + length]), (Span(prompt_tokens - 1, length),)))
+        found.append(Window(tuple(ids[start : start + length]), (Span(prompt_tokens - boundary, length, boundary - 1),)))
     return found
