@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shoal.cli.generate import generate
+from shoal.cli.info import info
 from shoal.client import AsyncClient, Image, Message, Sampling
 from shoal.config.images import MAX_IMAGE_MB, MAX_IMAGE_MEGAPIXELS, ImageLimits
 from shoal.config.shadow import ShadowConfig
@@ -296,6 +297,8 @@ async def test_the_command_line(cluster: Cluster, tmp_path: Any) -> None:
     assert "18 of the prompt's are images'" in " ".join(good.output.split())
     none = await asyncio.to_thread(run, "What is it?", "--image", str(tmp_path / "none.png"))
     assert none.exit_code == 2 and "none.png' cannot be read" in none.output
+    told = await asyncio.to_thread(CliRunner().invoke, info, ["--address", cluster.address])
+    assert told.exit_code == 0 and "stands for one" in told.output
 
 
 async def test_logs_hold_counts_and_nothing_of_an_image(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,7 @@ from typing import Final
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from shoal.cli.failure import told_in_one_line
@@ -30,6 +31,8 @@ def info(server: Server) -> None:
         facts.add_row("context", f"{model.max_context_length} tokens, prompt and answer together")
         facts.add_row("visibilities", ", ".join(model.allowed_visibilities) + "  (the first is the default)")
         facts.add_row("boundary", f"at most {model.max_boundary_tokens} tokens")
+        if model.supports_vision:
+            facts.add_row("images", escape(f"taken; in a text prompt {model.image_placeholder} stands for one"))
         facts.add_row("server", f"shoal {told.version}, up {told.uptime_seconds:.0f} s, {told.active_requests} requests running")
         qualities = [quality_line(QualityRow.read(quality)) for quality in told.quality]
         workers = Table("worker", "pool", "state", "address", "epoch", box=None)
