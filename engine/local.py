@@ -163,9 +163,8 @@ class LocalEngine:
             self._running[key] = RunningRequest(request, tables, kv, tokens, counts, self._constrain(request))
             num_to_run = len(tokens) - 1 if request.continuation_ids else len(tokens)
             whole = images.whole if images is not None else ()
-            self._batcher.add(
-                TokenCursor(key, 0, num_to_run, 0, whole=whole)
-            )  # a step may hold its last prefill and first decode tokens
+            # a step may hold its last prefill and first decode tokens
+            self._batcher.add(TokenCursor(key, 0, num_to_run, 0, whole=whole))
 
     def _see(self, request: LocalRequest, visibility: Visibility) -> PromptImages | None:
         """Check and see a request's images. Raises InvalidRequest, Unsupported where nothing here sees any."""

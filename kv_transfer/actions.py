@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shoal.errors import ShoalError
 from shoal.pb.internal.v1 import transfer_pb2
-from shoal.placement.plan import Entry
+from shoal.placement.plan import Entry, entries_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Pack:
 
     @property
     def num_bytes(self) -> int:
-        return sum(entry.num_bytes for entry in self.entries)
+        return entries_bytes(self.entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Post:
 
     @property
     def num_bytes(self) -> int:
-        return sum(entry.num_bytes for entry in self.entries)
+        return entries_bytes(self.entries)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from shoal.kv_transfer.actions import (
 from shoal.kv_transfer.attempts import AttemptBook
 from shoal.kv_transfer.handle import Handle
 from shoal.pb.internal.v1 import transfer_pb2 as pb
-from shoal.placement.plan import Entry, TransferPlan
+from shoal.placement.plan import Entry, TransferPlan, entries_bytes
 
 
 class _Stage(Enum):
@@ -185,7 +185,7 @@ class ReceiverMachine:
         if stop > len(attempt.plan.entries) or any(entry.index in attempt.announced for entry in entries):
             what = f"entry {first}" if stop == first + 1 else f"one of the entries {first} to {stop - 1}"
             return [ClosePair(InternalError(f"{what} of attempt {ready.attempt_id} is not in its plan, or came twice"))]
-        num_bytes = sum(entry.num_bytes for entry in entries)
+        num_bytes = entries_bytes(entries)
         if ready.num_bytes != num_bytes:
             words = f"message {ready.n}, from entry {first}, has {ready.num_bytes} bytes at prefill, {num_bytes} in decode's plan"
             return [ClosePair(Mismatch(words + "; nothing was received"))]

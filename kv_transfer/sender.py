@@ -28,7 +28,7 @@ from shoal.kv_transfer.actions import (
     combine_checksums,
 )
 from shoal.pb.internal.v1 import transfer_pb2 as pb
-from shoal.placement.plan import Entry, TransferPlan
+from shoal.placement.plan import Entry, TransferPlan, entries_bytes
 
 
 class _Stage(Enum):
@@ -163,7 +163,7 @@ class SenderMachine:
             n=n,
             attempt_id=message.attempt_id,
             entry=entries[0].index,
-            num_bytes=sum(entry.num_bytes for entry in entries),
+            num_bytes=entries_bytes(entries),
             num_more=len(entries) - 1,
         )
         actions = [_write(attempt, pb.SenderMessage(ready=ready))]
@@ -259,7 +259,7 @@ class SenderMachine:
         if attempt is not None:
             attempt.header_bytes += message.ByteSize()
             attempt.progress_s = now_s
-        return [Issue(ticket, n, sum(entry.num_bytes for entry in mine.entries))]
+        return [Issue(ticket, n, entries_bytes(mine.entries))]
 
     def _on_skip(self, message: pb.ReceiverMessage) -> list[Action]:
         n = message.skip.n

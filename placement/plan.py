@@ -1,6 +1,7 @@
 """What crosses the wire for one request, as a fixed list of entries that both ends compute alike (design §5.2)."""
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -17,7 +18,7 @@ class EntryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One message's payload: tokens [start, stop) of one layer. For deep states `layer` is K, the first layer they enter."""
+    """A message's payload, or a part of it: tokens [start, stop) of one layer. For deep states `layer` is K."""
 
     index: int
     kind: EntryKind
@@ -31,6 +32,11 @@ class Entry:
         return self.stop - self.start
 
 
+def entries_bytes(entries: Iterable[Entry]) -> int:
+    """Payload of these entries together."""
+    return sum(entry.num_bytes for entry in entries)
+
+
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
     """Every entry of a transfer, and a digest that two ends compare before any byte moves."""
@@ -40,7 +46,7 @@ class TransferPlan:
 
     @property
     def num_bytes(self) -> int:
-        return sum(entry.num_bytes for entry in self.entries)
+        return entries_bytes(self.entries)
 
 
 def make_plan(

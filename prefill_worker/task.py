@@ -15,6 +15,7 @@ from threading import Lock
 
 from shoal.errors import InternalError, ShoalError
 from shoal.kv_transfer import OutgoingTransfer, SentReport
+from shoal.placement.plan import entries_bytes
 from shoal.prefill_worker import metrics
 from shoal.prefill_worker.export import ExportTracker
 from shoal.prefill_worker.spec import PrefillSpec
@@ -83,7 +84,7 @@ class PrefillTask:
             return
         with self._lock:
             self._complete.extend(entries)
-            self._num_complete_bytes += sum(self.spec.plan.entries[index].num_bytes for index in entries)
+            self._num_complete_bytes += entries_bytes(self.spec.plan.entries[index] for index in entries)
             if self._num_complete_bytes >= self._gathered_bytes:
                 self._hand_over()
 

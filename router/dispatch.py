@@ -19,7 +19,6 @@ from shoal.errors import CapacityExceeded, Preempted, ShoalError, Unavailable, U
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.placement.balance import WorkerLoadView, choose_pair
 from shoal.placement.cost import request_cost
-from shoal.placement.disaggregate import PrefillSite, choose_prefill_site
 from shoal.router.affinity import PrefixMemory
 from shoal.router.attempt import Attempt, AttemptReport
 from shoal.router.gate import Gate
@@ -91,8 +90,7 @@ class Dispatcher:
         Workers that failed this request, or do not answer, are chosen only when there is nobody else; full ones never. Images
         are for prefill workers: nobody steps in for them. Raises Unsupported for them in a colocated cluster.
         """
-        choice = choose_prefill_site(self._rule, request.num_prefill_tokens, has_images=bool(request.images))
-        needs_prefill = choice.site is PrefillSite.PREFILL_WORKER
+        needs_prefill = self.gate.needs_prefill(request)
         if needs_prefill and self._falls_back and not request.images:
             try:
                 return self._choose(request, failed, full, needs_prefill=True, spares_prefill=True)

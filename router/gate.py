@@ -46,7 +46,7 @@ class Gate:
         waits = {worker: room.wait_s(request.turn.priority, self._need(request, worker)) for worker, room in rooms.items()}
         crowded = self._over(bounds, waits, lambda worker: rooms[worker].words(request.turn.priority))
         longest = min(waits.values(), default=0.0)
-        if self._needs_prefill(request):
+        if self.needs_prefill(request):
             queues = {worker: _queue(worker) for worker in self._candidates(PREFILL, request)}
             waits = {worker: queue.wait_s(request.turn.priority) for worker, queue in queues.items()}
             crowded |= self._over(bounds, waits, lambda worker: queues[worker].words(request.turn.priority))
@@ -66,7 +66,7 @@ class Gate:
         decoders = self._candidates(DECODE, request)
         if not any(self._room(worker).has_spare(self._need(request, worker)) for worker in decoders):
             return False
-        if not self._needs_prefill(request):
+        if not self.needs_prefill(request):
             return True
         alone = all(worker.is_colocated for worker in decoders)
         return alone or any(_queue(worker).has_spare() for worker in self._candidates(PREFILL, request))
@@ -84,7 +84,8 @@ class Gate:
             raise bounds.refusal(waits[best], words(best))
         return over
 
-    def _needs_prefill(self, request: DispatchRequest) -> bool:
+    def needs_prefill(self, request: DispatchRequest) -> bool:
+        """Whether the rule sends its prompt to a prefill worker, as far as the router can tell."""
         choice = choose_prefill_site(self._disaggregation, request.num_prefill_tokens, has_images=bool(request.images))
         return choice.site is PrefillSite.PREFILL_WORKER
 
