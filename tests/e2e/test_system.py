@@ -186,16 +186,19 @@ def anonymous_bytes(process: psutil.Process) -> int:
     return 1024 * int(found[1])
 
 
-async def test_a_prefill_worker_for_speed_22_holds_22_layers_and_its_memory_shows_it(
-    real: Any, serve: Callable[..., Any]
-) -> None:
-    full, full_bytes = real.loads(), anonymous_bytes(real.worker_process("prefill-0"))
-    cluster = serve("--model", DEFAULT_MODEL, "--visibilities", "speed:22")
-    case = make_cases(DEFAULT_MODEL, ["speed:22:boundary=1"], 80, 8)[0]
-    (answer,) = await ask_all(cluster.address, [case])
-    assert answer.visibility == "speed:22:boundary=1" and answer.completion_tokens == case.max_tokens
-    shallow, shallow_bytes = cluster.loads(), anonymous_bytes(cluster.worker_process("prefill-0"))
-    cluster.stop()
+async def test_a_prefill_worker_for_speed_22_holds_22_layers_and_its_memory_shows_it(serve: Callable[..., Any]) -> None:
+    async def after_one_answer(kind: str) -> tuple[Any, int]:
+        """Loads, and prefill's memory: of a worker that has done as much as the other, since allocators keep what was used."""
+        cluster = serve("--model", DEFAULT_MODEL, "--visibilities", kind)
+        case = make_cases(DEFAULT_MODEL, [f"{kind}:boundary=1"], 80, 8)[0]
+        (answer,) = await ask_all(cluster.address, [case])
+        assert answer.visibility == f"{kind}:boundary=1" and answer.completion_tokens == case.max_tokens
+        found = cluster.loads(), anonymous_bytes(cluster.worker_process("prefill-0"))
+        cluster.stop()
+        return found
+
+    full, full_bytes = await after_one_answer("full")
+    shallow, shallow_bytes = await after_one_answer("speed:22")
 
     assert (shallow["prefill-0"].num_layers_held, full["prefill-0"].num_layers_held) == (22, 30)
     assert shallow["decode-0"].num_layers_held == 30
@@ -213,7 +216,7 @@ async def test_a_prefill_worker_for_speed_22_holds_22_layers_and_its_memory_show
     upper_bytes = sum(4 * math.prod(tensor.shape) for tensor in upper)  # float32 in memory
     saved = full_bytes - shallow_bytes
     print(f"prefill read {read[0]:,} and {read[1]:,} bytes; resident: {saved / 1e6:.0f} MB less for {upper_bytes / 1e6:.0f} MB")
-    assert saved > 0.4 * upper_bytes  # allocators keep some tens of MB, now in one process and now in the other
+    assert saved > 0.7 * upper_bytes
     assert all(loads["prefill-0"].resident_bytes > upper_bytes for loads in (full, shallow))
 
 
