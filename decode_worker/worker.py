@@ -78,6 +78,7 @@ class DecodeWorker:
         decode, transfer = (module.DESCRIPTOR.services_by_name[name] for module, name in _SERVICES)
         server.add(worker_pb2_grpc.add_DecodeWorkerServicer_to_server, DecodeServicer(self), decode)
         server.add(transfer_pb2_grpc.add_TransferServicer_to_server, self._transfers, transfer)
+        server.add_sessions()
         try:
             self.address = str(await server.start(Address(config.host, config.port)))
             held = HeldLayers.everything(self.shape.num_layers)

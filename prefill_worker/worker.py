@@ -81,6 +81,7 @@ class PrefillWorker:
         )
         service = worker_pb2.DESCRIPTOR.services_by_name["PrefillWorker"]
         server.add(worker_pb2_grpc.add_PrefillWorkerServicer_to_server, PrefillServicer(self), service)
+        server.add_sessions()
         try:
             self.address = str(await server.start(Address(config.host, config.port)))
             full, kv_only = deepest_layers(config.allowed_policies(self.shape.num_layers), self.shape.num_layers)

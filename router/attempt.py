@@ -23,7 +23,7 @@ from shoal.router.legs import DispatchRequest, decode_message, prefill_message, 
 from shoal.router.output import Output
 from shoal.router.worker import Worker
 from shoal.rpc import error_from_rpc
-from shoal.rpc.tracing import trace_metadata, trace_states
+from shoal.rpc.tracing import trace_states
 
 _log = logging.getLogger(__name__)
 _PREFILL_REPORT_S: Final = 1.0  # decode has acknowledged before it samples, so the response is on its way
@@ -100,7 +100,7 @@ class Attempt:
             if self._failure is not None:
                 raise self._failure
             message = decode_message(self._request, self._replays, self._local_prefill)
-            self._call = self._decode.stub.Decode(message, timeout=self._time_left(), metadata=trace_metadata())
+            self._call = self._decode.calls.decode(message, self._time_left())
             while (event := await self._read()) is not None:
                 match event.WhichOneof("event"):
                     case "reserved":
@@ -217,7 +217,7 @@ class Attempt:
     async def _run_prefill(self, worker: Worker, reserved: worker_pb2.Reserved) -> None:
         try:
             message = prefill_message(self._request, reserved, self._decode.address)
-            self.report.prefill = await worker.stub.Prefill(message, timeout=self._time_left(), metadata=trace_metadata())
+            self.report.prefill = await worker.calls.prefill(message, self._time_left())
         except grpc.aio.AioRpcError as error:
             self._fail(worker, _leg_error(worker, error))
         except asyncio.CancelledError:

@@ -37,6 +37,13 @@ EXPOSED_TRANSFER_SECONDS = histogram(
     "shoal_router_exposed_transfer_seconds", "What the transfer adds to TTFT after the last layer was computed", ("visibility",)
 )
 READY_WORKERS = gauge("shoal_router_ready_workers", "Workers that may be chosen", ("pool",))
+SESSIONS = gauge("shoal_router_session_streams", "Workers whose calls share one stream", ("pool",))
+LOST_SESSIONS = counter("shoal_router_lost_session_streams_total", "Sessions that broke, with the calls on them", ("pool",))
+PLAIN_CALLS = counter(
+    "shoal_router_plain_requests_total",
+    "Calls to workers that each took a stream of their own: size, not_open, unsupported (an older worker)",
+    ("pool", "reason"),
+)
 BREAKER_STATE = gauge(
     "shoal_router_breaker_state", "0 closed, 0.5 half open (one request tries), 1 open: none is sent", ("worker", "leg")
 )

@@ -121,12 +121,12 @@ class Registry:
     async def close(self) -> None:
         workers: Iterable[Worker] = {*self._workers.values(), *self._retired}
         self._workers, self._retired = {}, set()
-        await asyncio.gather(*(worker.channel.close(None) for worker in workers))
+        await asyncio.gather(*(worker.close() for worker in workers))
 
     async def _close_retired(self) -> None:
         idle = [worker for worker in self._retired if worker.num_holders == 0]
         self._retired.difference_update(idle)
-        await asyncio.gather(*(worker.channel.close(None) for worker in idle))
+        await asyncio.gather(*(worker.close() for worker in idle))
 
 
 def _compatible(prefill: WorkerLoadView, decode: WorkerLoadView) -> bool:

@@ -13,6 +13,7 @@ from shoal.pb.internal.v1 import worker_pb2, worker_pb2_grpc
 from shoal.pb.v1 import shoal_pb2
 from shoal.placement.balance import WorkerLoadView
 from shoal.router.breaker import Breaker, BreakerState
+from shoal.router.calls import WorkerCalls
 from shoal.router.instruments import BREAKER_STATE, BREAKER_TRANSITIONS
 from shoal.rpc.fingerprints import fingerprint_from_pb
 from shoal.types import Priority
@@ -42,6 +43,7 @@ class Worker:
             worker_pb2_grpc.DecodeWorkerStub if self.pool == DECODE else worker_pb2_grpc.PrefillWorkerStub
         )
         self.stub = make_stub(channel)
+        self.calls = WorkerCalls(self.pool, self.worker_id, channel, self.stub)
         self.own_token_layers = 0  # sent by this router and not yet done
         self.foreign_token_layers = 0  # reported by the worker beyond that: other routers' requests
         self.load = shoal_pb2.WorkerLoad()  # as last reported
@@ -85,6 +87,7 @@ class Worker:
         What it holds beyond this router's requests is other routers' work.
         """
         self.answers = True
+        self.calls.open_session()
         self.load = load
         del self.sent[:num_sent]
         self.foreign_token_layers = max(0, load.outstanding_token_layers - self.own_token_layers)
@@ -130,6 +133,11 @@ class Worker:
 
     def release(self, on_lost: Callable[[Unavailable], None]) -> None:
         self._on_lost.discard(on_lost)
+
+    async def close(self) -> None:
+        """Once nobody holds it."""
+        await self.calls.close()
+        await self.channel.close(None)
 
     def lose(self, reason: str) -> None:
         """The worker is dead: end what runs on it now rather than when its connection notices."""

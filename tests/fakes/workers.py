@@ -63,6 +63,7 @@ class FakeWorker:
         self.outstanding = 0
         self.report: dict[str, Any] = {}  # more of its load report
         self.is_silent = False  # gives no load report
+        self.knows_sessions = True  # else it is of an older version
         self.server = RpcServer()
 
     def _error(self) -> ShoalError | None:
@@ -73,6 +74,8 @@ class FakeWorker:
         stem = "DecodeWorker" if self.pool == "decode" else "PrefillWorker"
         register = getattr(worker_pb2_grpc, f"add_{stem}Servicer_to_server")
         self.server.add(register, self, worker_pb2.DESCRIPTOR.services_by_name[stem])
+        if self.knows_sessions:
+            self.server.add_sessions()
         self.description.address = str(await self.server.start(Address("127.0.0.1", 0)))
 
     async def stop(self) -> None:

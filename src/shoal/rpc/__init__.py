@@ -6,12 +6,15 @@ from shoal.rpc.cluster import ClusterLink
 from shoal.rpc.deadlines import time_remaining_s
 from shoal.rpc.metrics_http import serve_metrics
 from shoal.rpc.server import RpcServer
+from shoal.rpc.session_client import Session, SessionCall
 from shoal.rpc.status import error_from_rpc, error_from_status, to_status
 
 __all__ = [
     "Address",
     "ClusterLink",
     "RpcServer",
+    "Session",
+    "SessionCall",
     "error_from_rpc",
     "error_from_status",
     "open_channel",

@@ -30,21 +30,23 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
         handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        method = handler_call_details.method
-        read = _reader(handler)
-        changes = {} if read is None else {"request_deserializer": None}
-        for kind in ("unary_unary", "stream_unary"):
-            if (behaviour := getattr(handler, kind)) is not None and inspect.iscoroutinefunction(behaviour):
+        return None if handler is None else guarded(handler, handler_call_details.method)
+
+
+def guarded(handler: Any, method: str) -> Any:
+    """The same handler, reading its message and translating its errors."""
+    read = _reader(handler)
+    changes = {} if read is None else {"request_deserializer": None}
+    for kind in ("unary_unary", "stream_unary"):
+        if (behaviour := getattr(handler, kind)) is not None and inspect.iscoroutinefunction(behaviour):
+            return handler._replace(**changes, **{kind: _guard_unary(behaviour, method, read)})
+    for kind in ("unary_stream", "stream_stream"):
+        if (behaviour := getattr(handler, kind)) is not None:
+            if inspect.isasyncgenfunction(behaviour):
+                return handler._replace(**changes, **{kind: _guard_stream(behaviour, method, read)})
+            if inspect.iscoroutinefunction(behaviour):  # writes through context.write
                 return handler._replace(**changes, **{kind: _guard_unary(behaviour, method, read)})
-        for kind in ("unary_stream", "stream_stream"):
-            if (behaviour := getattr(handler, kind)) is not None:
-                if inspect.isasyncgenfunction(behaviour):
-                    return handler._replace(**changes, **{kind: _guard_stream(behaviour, method, read)})
-                if inspect.iscoroutinefunction(behaviour):  # writes through context.write
-                    return handler._replace(**changes, **{kind: _guard_unary(behaviour, method, read)})
-        return handler
+    return handler
 
 
 def _reader(handler: Any) -> _Read | None:

@@ -4,7 +4,7 @@ Knows no service of its own; services are added by the room that implements them
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
@@ -15,9 +15,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from shoal.errors import InvalidConfig
+from shoal.pb.internal.v1 import session_pb2, session_pb2_grpc
 from shoal.rpc.address import Address
 from shoal.rpc.channel import MAX_MESSAGE_BYTES
 from shoal.rpc.interceptors import ErrorInterceptor
+from shoal.rpc.session_server import SessionServicer
 
 LIVE: Final = "shoal.live"  # a name for health checks alone: no service
 
@@ -46,13 +48,21 @@ class RpcServer:
         self._credentials = credentials
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # chosen at run time
         self._services: list[str] = []
+        self._methods: dict[str, Any] = {}  # handlers by path
+        self._sessions: SessionServicer | None = None
         self._stopping = False
         self._probes: grpc.aio.Server | None = None
 
     def add(self, register: Callable[[Any, Any], None], servicer: object, service: ServiceDescriptor) -> None:
         """Mount a service, as in `add(add_XServicer_to_server, servicer, x_pb2.DESCRIPTOR.services_by_name["X"])`."""
-        register(servicer, self.grpc)
+        register(servicer, _Recorder(self.grpc, self._methods))
         self._services.append(service.full_name)
+
+    def add_sessions(self) -> None:
+        """Let callers share one stream for many calls of the services that were added (session_server.py)."""
+        self._sessions = SessionServicer(dict(self._methods))
+        service = session_pb2.DESCRIPTOR.services_by_name["Sessions"]
+        self.add(session_pb2_grpc.add_SessionsServicer_to_server, self._sessions, service)
 
     async def start_health(self, address: Address, *, allow_wildcard: bool = False) -> Address:
         """The same health on a port of its own that has nothing else and never TLS: probes of orchestrators speak none.
@@ -98,6 +108,8 @@ class RpcServer:
     async def stop(self, grace_s: float = 0.0) -> None:
         """Drain, refuse new calls, let running ones finish for `grace_s` seconds, then cancel them."""
         await self.drain()
+        if self._sessions is not None:
+            self._sessions.drain()
         await self.grpc.stop(grace_s)
         if self._probes is not None:
             await self._probes.stop(0.0)
@@ -110,6 +122,21 @@ class RpcServer:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await asyncio.shield(self.stop())
+
+
+class _Recorder:
+    """Stands for the server while a service is mounted, and notes its methods."""
+
+    def __init__(self, server: grpc.aio.Server, methods: dict[str, Any]) -> None:
+        self._server: Any = server
+        self._methods = methods
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
+        self._server.add_generic_rpc_handlers(handlers)
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        self._methods |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
+        self._server.add_registered_method_handlers(service, handlers)
 
 
 def _bind(server: grpc.aio.Server, address: Address, credentials: grpc.ServerCredentials | None, allow_wildcard: bool) -> Address:
