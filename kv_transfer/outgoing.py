@@ -11,8 +11,9 @@ import torch
 from shoal.errors import Cancelled, ShoalError
 from shoal.kv_transfer import metrics
 from shoal.kv_transfer.actions import Finish
+from shoal.kv_transfer.gathering import Gathering
 from shoal.kv_transfer.guard import Guard
-from shoal.placement.plan import Entry
+from shoal.placement.plan import Entry, TransferPlan
 
 
 class KvSource(Protocol):
@@ -34,27 +35,48 @@ class SentReport:
 
 
 class OutgoingTransfer:
-    """Made by TransferClient.open. Its methods belong to the event loop, but for `entries_ready`."""
+    """Made by TransferClient.open. Its methods belong to the event loop, but for those that say otherwise.
 
-    def __init__(self, attempt_id: str, source: KvSource, num_entries: int, pair: "TransferOwner") -> None:
+    A step loop says `begin_step`, `complete` as layers finish, and `end_step`; whoever has no steps says `entries_ready`.
+    """
+
+    def __init__(
+        self, attempt_id: str, source: KvSource, plan: TransferPlan, max_gathered_bytes: int, pair: "TransferOwner"
+    ) -> None:
         self.attempt_id = attempt_id
         self.guard = Guard()
         self.source = source
+        self.gathering = Gathering(
+            plan, self.guard, source.pack, max_gathered_bytes, filled=self._filled, ready=self.entries_ready
+        )
         self._loop = asyncio.get_running_loop()
         self._pair = pair
-        self._num_entries = num_entries
+        self._num_entries = len(plan.entries)
         self._started_s = time.monotonic()
         self.accepted: asyncio.Future[None] = self._loop.create_future()
         self._result: asyncio.Future[SentReport] = self._loop.create_future()
         for future in (self.accepted, self._result):
             future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be waiting
 
-    def entries_ready(self, indices: Sequence[int]) -> None:
-        """The bytes of these entries exist. Thread-safe; called by the step loop as layers finish, each entry once.
+    def begin_step(self) -> None:
+        """A step is about to complete entries: it gets a staging buffer to pack them into, if there is one to spare."""
+        self.gathering.begin_step()
+        self._pair.lend(self)
 
-        Harmless after the transfer has ended.
-        """
+    def complete(self, indices: Sequence[int]) -> None:
+        """The bytes of these entries exist, each told once. Any thread; in a step's they are packed before it returns."""
+        self.gathering.complete(indices)
+
+    def end_step(self) -> None:
+        """The step is over: what is complete leaves. Any thread."""
+        self.gathering.end_step()
+
+    def entries_ready(self, indices: Sequence[int]) -> None:
+        """The bytes of these entries exist, each told once, and are to leave now. Any thread. Harmless after the end."""
         self._loop.call_soon_threadsafe(self._pair.entries_ready, self.attempt_id, tuple(indices))
+
+    def _filled(self, ticket: int, entries: Sequence[Entry], crcs: Sequence[int] | None, error: ShoalError | None) -> None:
+        self._loop.call_soon_threadsafe(self._pair.filled, self, ticket, entries, crcs, error)
 
     async def wait(self) -> SentReport:
         """Returns once decode has acknowledged. Raises Unavailable, Cancelled, Mismatch or InternalError."""
@@ -71,6 +93,7 @@ class OutgoingTransfer:
     def finish(self, outcome: Finish) -> None:
         """The attempt has ended (called by its pair, once)."""
         self.guard.close()
+        self.gathering.withdraw()
         seconds = time.monotonic() - self._started_s
         if outcome.error is None:
             metrics.TRANSFERS.labels("sent").inc()
@@ -87,5 +110,16 @@ class TransferOwner(Protocol):
     """What a transfer needs of its pair."""
 
     def entries_ready(self, attempt_id: str, indices: Sequence[int]) -> None: ...
+
+    def lend(self, transfer: OutgoingTransfer) -> None: ...
+
+    def filled(
+        self,
+        transfer: OutgoingTransfer,
+        ticket: int,
+        entries: Sequence[Entry],
+        crcs: Sequence[int] | None,
+        error: ShoalError | None,
+    ) -> None: ...
 
     def cancel(self, attempt_id: str, error: ShoalError) -> None: ...

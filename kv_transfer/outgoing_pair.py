@@ -25,9 +25,10 @@ from shoal.kv_transfer.rendezvous import PairStore
 from shoal.kv_transfer.sender import SenderMachine
 from shoal.kv_transfer.staging import Gate, StagingBuffer, StagingPool
 from shoal.pb.internal.v1 import transfer_pb2 as pb
-from shoal.placement.plan import TransferPlan
+from shoal.placement.plan import Entry, TransferPlan
 
 logger = logging.getLogger(__name__)
+_NUM_SPARE = 2  # staging buffers that steps leave to what is ready already
 _PARTING_S = 0.5  # for the last words on a stream that is being closed
 
 
@@ -101,7 +102,7 @@ class OutgoingPair:
         """Start a transfer on this pair. Raises Unavailable once it has closed."""
         self.used_s = time.monotonic()
         actions = self._machine.open(handle.attempt_id, handle.encode(), plan, self.used_s)
-        transfer = OutgoingTransfer(handle.attempt_id, source, len(plan.entries), self)
+        transfer = OutgoingTransfer(handle.attempt_id, source, plan, self._shared.config.gathered_bytes, self)
         self._transfers[handle.attempt_id] = transfer
         self._perform(actions)
         return transfer
@@ -109,6 +110,32 @@ class OutgoingPair:
     def entries_ready(self, attempt_id: str, indices: Sequence[int]) -> None:
         """Entries of one of this pair's attempts have their bytes."""
         self._perform(self._machine.entries_ready(attempt_id, indices, time.monotonic()))
+
+    def lend(self, transfer: OutgoingTransfer) -> None:
+        """Let a running step pack into a staging buffer itself. Not where others need it, and not on a GPU."""
+        is_wanted = self.error is None and transfer.gathering.takes_buffer and self._shared.backend.device.type == "cpu"
+        buffer = self._shared.staging.try_take(_NUM_SPARE) if is_wanted else None
+        if buffer is None:
+            return
+        ticket = self._machine.lend(transfer.attempt_id)
+        if ticket is None:
+            self._shared.staging.release(buffer)
+            return
+        self._buffers[ticket] = buffer
+        if not transfer.gathering.offer(ticket, buffer.memory):
+            self._perform(self._machine.filled(ticket, (), None, time.monotonic()))
+
+    def filled(
+        self,
+        transfer: OutgoingTransfer,
+        ticket: int,
+        entries: Sequence[Entry],
+        crcs: Sequence[int] | None,
+        error: ShoalError | None,
+    ) -> None:
+        """A lent buffer has come back; the step may have use for another."""
+        self._perform(self._machine.filled(ticket, entries, crcs, time.monotonic(), error))
+        self.lend(transfer)
 
     def cancel(self, attempt_id: str, error: ShoalError) -> None:
         """Give one of this pair's attempts up. Harmless when repeated."""

@@ -1,9 +1,9 @@
 """The sending half of a pair's protocol (design §5): events in, actions out. Knows no streams, threads, tensors or clock.
 
 A message carries one entry, or several that follow one another in the plan and were ready together. Its life: ready → (buffer
-granted) packing → `Ready{n}` announced → `Go{n}` issued → sent, or `Skip{n}`. Messages are numbered over all attempts of the
-pair. An ended attempt numbers no new message, but what was announced still gets its answer, and a `Go` is always followed by its
-send: the peer's receive has been posted.
+granted) packing → `Ready{n}` announced → `Go{n}` issued → sent, or `Skip{n}`. Or its buffer is lent to a running step, which
+fills it itself. Messages are numbered over all attempts of the pair. An ended attempt numbers no new message, but what was
+announced still gets its answer, and a `Go` is always followed by its send: the peer's receive has been posted.
 """
 
 from collections import deque
@@ -32,7 +32,7 @@ from shoal.placement.plan import Entry, TransferPlan, entries_bytes
 
 
 class _Stage(Enum):
-    PACKING = auto()
+    PACKING = auto()  # here, or by the step that the buffer is lent to
     ANNOUNCED = auto()  # Ready{n} is out
     ISSUED = auto()  # Go{n} came, the send is out
 
@@ -59,6 +59,13 @@ class _Attempt:
     last_n: int | None = None
     payload_bytes: int = 0
     header_bytes: int = 0
+
+    def take(self, index: int) -> bool:
+        """Note that an entry's bytes exist. False: it was reported before, or is not in the plan."""
+        if index in self.given or not 0 <= index < len(self.plan.entries):
+            return False
+        self.given.add(index)
+        return True
 
 
 class SenderMachine:
@@ -101,9 +108,8 @@ class SenderMachine:
         if attempt is None:
             return []
         for index in indices:
-            if index in attempt.given or not 0 <= index < len(attempt.plan.entries):
+            if not attempt.take(index):
                 return self._end(attempt_id, InternalError(f"entry {index} was reported ready twice, or is not in the plan"))
-            attempt.given.add(index)
             if attempt.accepted:
                 self._queue.append((attempt_id, index))
             else:
@@ -141,6 +147,32 @@ class SenderMachine:
             self._messages[ticket] = _Message(attempt_id, entries)
             return [Pack(ticket, attempt_id, entries), *self._want()]
         return [ReturnBuffer()]
+
+    def lend(self, attempt_id: str) -> int | None:
+        """A step is to fill a buffer by itself: its ticket. None where that must wait, and nothing has happened."""
+        attempt = self._attempts.get(attempt_id)
+        if self._closed or attempt is None or not attempt.accepted or len(self._messages) >= self._window:
+            return None
+        ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
+        self._messages[ticket] = _Message(attempt_id, ())
+        return ticket
+
+    def filled(
+        self, ticket: int, entries: Sequence[Entry], crcs: Sequence[int] | None, now_s: float, error: ShoalError | None = None
+    ) -> list[Action]:
+        """A lent buffer comes back: with entries that follow one another, or empty; with an `error`, the attempt has failed."""
+        message = self._messages[ticket]
+        attempt = self._attempts.get(message.attempt_id)
+        message.entries = tuple(entries)
+        if attempt is None or error is not None:
+            return self.packed(ticket, None, now_s, error)
+        if not entries:
+            del self._messages[ticket]
+            return [FreeBuffer(ticket), *self._want()]
+        if wrong := [entry.index for entry in entries if not attempt.take(entry.index)]:
+            error = InternalError(f"entry {wrong[0]} was reported ready twice, or is not in the plan")
+            return self.packed(ticket, None, now_s, error)
+        return self.packed(ticket, crcs, now_s)
 
     def packed(self, ticket: int, crcs: Sequence[int] | None, now_s: float, error: ShoalError | None = None) -> list[Action]:
         """The entries have been packed; without checksums (None) the source had been closed, or failed with `error`."""

@@ -27,6 +27,13 @@ class Gate:
         self._waiting.setdefault(key, grant)
         self._pump()
 
+    def try_hold(self, num_spare: int) -> bool:
+        """Take a place at once, if nobody waits for one and so many stay free."""
+        if self._waiting or (self.capacity is not None and self.num_held + num_spare >= self.capacity):
+            return False
+        self.num_held += 1
+        return True
+
     def withdraw(self, key: Hashable) -> None:
         """Forget a request that has not been granted."""
         self._waiting.pop(key, None)
@@ -85,6 +92,10 @@ class StagingPool:
     def request(self, key: Hashable, grant: Callable[[StagingBuffer], None]) -> None:
         """Call `grant(buffer)` once one is free, perhaps at once; one request per key at a time."""
         self._gate.request(key, lambda: grant(self._take()))
+
+    def try_take(self, num_spare: int) -> StagingBuffer | None:
+        """A buffer at once, if nobody waits for one and so many stay free; else None."""
+        return self._take() if self._gate.try_hold(num_spare) else None
 
     def withdraw(self, key: Hashable) -> None:
         self._gate.withdraw(key)

@@ -82,13 +82,16 @@ def make_plan(
         first = min(first_visible(layer) for layer in range(depth, num_layers))
         ranges.append((EntryKind.DEEP_STATE, depth, first, stop, state_bytes))
 
-    entries: list[Entry] = []
+    cuts: list[tuple[EntryKind, int, int, int, int]] = []
     for kind, layer, begin, end, token_bytes in ranges:
         wire_tokens = max(1, min(max_entry_tokens, max_entry_bytes // token_bytes))
         while begin < end:
             cut = min(end, (begin // wire_tokens + 1) * wire_tokens)
-            entries.append(Entry(len(entries), kind, layer, begin, cut, (cut - begin) * token_bytes))
+            cuts.append((kind, layer, begin, cut, (cut - begin) * token_bytes))
             begin = cut
+    # as they become ready, chunk by chunk and each from the bottom up: what follows one another can share a message
+    cuts.sort(key=lambda cut: ((cut[3] - 1) // max_entry_tokens, cut[1], cut[2]))
+    entries = [Entry(index, *cut) for index, cut in enumerate(cuts)]
     text = f"{visibility} N={num_prompt_tokens} c={num_cached_tokens} " + ";".join(
         f"{e.kind},{e.layer},{e.start},{e.stop},{e.num_bytes}" for e in entries
     )

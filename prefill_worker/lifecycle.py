@@ -69,7 +69,7 @@ class TaskRunner:
     def submit(self, spec: PrefillSpec, deadline_s: float) -> PrefillTask:
         """Take a task in; it may last until its deadline, waiting for blocks included."""
         self._steps.tally.num_arrived += 1
-        task = PrefillTask(spec, self._config.transfer.gathered_bytes)
+        task = PrefillTask(spec)
         living = asyncio.create_task(self._live(task, deadline_s), name=f"prefill-{spec.attempt_id}")
         self._tasks[task] = living
         living.add_done_callback(lambda _: self._tasks.pop(task))

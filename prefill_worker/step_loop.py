@@ -68,7 +68,7 @@ class PrefillStepLoop(StepLoop[PrefillStep, None]):
         self.tally.prompts.add(num_tokens - work.num_cached)
         self._batcher.add(TokenCursor(key, num_tokens, num_tokens, work.num_cached, rank, is_background, whole))
         work.task.complete(work.task.export.states_kept(work.num_cached))
-        work.task.flush()
+        work.task.end_step()
         self.wake()
 
     async def remove(self, key: str) -> None:
@@ -83,6 +83,7 @@ class PrefillStepLoop(StepLoop[PrefillStep, None]):
             task = self._work[chunk.key].task
             if task.state is TaskState.HOLDING:
                 task.move(TaskState.COMPUTING)
+            task.begin_step()
         return tuple(Piece(self._work[chunk.key], chunk) for chunk in chunks) or None
 
     def keys(self, step: PrefillStep) -> Collection[str]:
@@ -106,7 +107,7 @@ class PrefillStepLoop(StepLoop[PrefillStep, None]):
         for index, states in step_pass.states.items():
             _keep(owners[index].work, segments[index].positions, states)
         for piece in step:
-            piece.work.task.flush()
+            piece.work.task.end_step()
 
     def account(self, step: PrefillStep, result: None, seconds: float) -> None:
         metrics.STEP_SECONDS.observe(seconds)

@@ -15,7 +15,6 @@ from threading import Lock
 
 from shoal.errors import InternalError, ShoalError
 from shoal.kv_transfer import OutgoingTransfer, SentReport
-from shoal.placement.plan import entries_bytes
 from shoal.prefill_worker import metrics
 from shoal.prefill_worker.export import ExportTracker
 from shoal.prefill_worker.spec import PrefillSpec
@@ -45,9 +44,8 @@ _NEXT = {
 class PrefillTask:
     """The living half of a task. Belongs to the event loop, but `complete` may be called from the step thread."""
 
-    def __init__(self, spec: PrefillSpec, gathered_bytes: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, spec: PrefillSpec, clock: Callable[[], float] = time.monotonic) -> None:
         self.spec = spec
-        self._gathered_bytes = gathered_bytes
         self.state = TaskState.QUEUED
         self.num_computed = 0  # tokens
         self.num_cached = 0  # tokens that were here already
@@ -60,8 +58,8 @@ class PrefillTask:
         self._clock = clock
         self.times: dict[TaskState, float] = {TaskState.QUEUED: clock()}
         self._lock = Lock()
-        self._complete: list[int] = []  # entries completed and not handed to the transfer
-        self._num_complete_bytes = 0
+        self._complete: list[int] = []  # entries completed before decode has accepted
+        self._in_step = False
 
     def move(self, state: TaskState) -> None:
         """Enter a state and note the time. Raises InternalError for a step the picture does not have."""
@@ -78,32 +76,38 @@ class PrefillTask:
         if not self.ended.done():
             self.ended.set_result(end)
 
-    def complete(self, entries: Sequence[int]) -> None:
-        """These entries' bytes exist: hand them to the transfer once they are worth a message. Any thread."""
-        if not entries:
-            return
+    def begin_step(self) -> None:
+        """A step is about to run some of its tokens."""
         with self._lock:
-            self._complete.extend(entries)
-            self._num_complete_bytes += entries_bytes(self.spec.plan.entries[index] for index in entries)
-            if self._num_complete_bytes >= self._gathered_bytes:
-                self._hand_over()
+            self._in_step = True
+            if self.outgoing is not None:
+                self.outgoing.begin_step()
 
-    def flush(self) -> None:
-        """A step is over: hand over whatever has been completed. Any thread."""
+    def complete(self, entries: Sequence[int]) -> None:
+        """These entries' bytes exist. Nothing goes before decode has accepted. Any thread."""
         with self._lock:
-            self._hand_over()
+            if self.outgoing is not None:
+                self.outgoing.complete(entries)
+            else:
+                self._complete.extend(entries)
+
+    def end_step(self) -> None:
+        """The step is over: whatever is complete leaves. Any thread."""
+        with self._lock:
+            self._in_step = False
+            if self.outgoing is not None:
+                self.outgoing.end_step()
 
     def attach(self, outgoing: OutgoingTransfer) -> None:
         """Decode has accepted: send what is complete and whatever completes from now on."""
         with self._lock:
             self.outgoing = outgoing
-            self._hand_over()
-
-    def _hand_over(self) -> None:
-        """Nothing goes before decode has accepted. Under the lock."""
-        if self.outgoing is not None and self._complete:
-            self.outgoing.entries_ready(self._complete)
-            self._complete, self._num_complete_bytes = [], 0
+            outgoing.complete(self._complete)
+            self._complete = []
+            if self._in_step:
+                outgoing.begin_step()
+            else:
+                outgoing.end_step()
 
     @property
     def num_outstanding_token_layers(self) -> int:

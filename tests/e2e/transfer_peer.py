@@ -155,7 +155,8 @@ class Peer:
             transfer = await self.client.open(DecodeTarget(*target), handle, plan, source)
         last = max(entry.layer for entry in plan.entries)
         early = [entry.index for entry in plan.entries if entry.layer < last or not late_s]
-        await loop.run_in_executor(None, transfer.entries_ready, early)  # as the step loop does, from another thread
+        transfer.begin_step()
+        await loop.run_in_executor(None, _step, transfer, early)  # as the step loop does, from another thread
         if late_s:
             await asyncio.sleep(late_s)
             transfer.entries_ready([entry.index for entry in plan.entries if entry.layer == last])
@@ -216,6 +217,12 @@ class Peer:
             await self.server.close()
             await self.grpc.stop(0)
         return {}
+
+
+def _step(transfer: OutgoingTransfer, indices: list[int]) -> None:
+    for index in indices:
+        transfer.complete([index])
+    transfer.end_step()
 
 
 async def serve(connection: socket.socket) -> None:

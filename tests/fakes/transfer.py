@@ -45,6 +45,7 @@ class Pair:
 
     def __init__(self, num_buffers: int = 3, max_receives: int = 2, lease_s: float = 10.0, max_joined_bytes: int = 0) -> None:
         self.now_s = 0.0
+        self.max_joined_bytes = max_joined_bytes
         self.book = AttemptBook(lease_s=lease_s, remember_s=100.0)
         self.sender = SenderMachine(window=max_receives + 1, lease_s=lease_s, max_joined_bytes=max_joined_bytes)
         self.receiver = ReceiverMachine(self.book, max_receives=max_receives, max_joined_bytes=max_joined_bytes)
@@ -59,6 +60,7 @@ class Pair:
         self.granted = {"sender": False, "receiver": False}
         self.wanting = {"sender": False, "receiver": False}
         self.packing: list[act.Pack] = []
+        self.lent: dict[int, str] = {}  # ticket → attempt whose step fills the buffer
         self.posting: deque[act.Post] = deque()
         self.posted: deque[act.Post] = deque()  # the channel, receiving end
         self.issued: deque[act.Issue] = deque()  # the channel, sending end
@@ -80,6 +82,21 @@ class Pair:
 
     def ready(self, attempt_id: str, *indices: int) -> None:
         self._send(self.sender.entries_ready(attempt_id, indices, self.now_s))
+
+    def lend(self, attempt_id: str) -> bool:
+        """Lend a buffer to a step of the attempt, if there is one and the sender allows it."""
+        if not self.free["sender"] or (ticket := self.sender.lend(attempt_id)) is None:
+            return False
+        self.free["sender"] -= 1
+        self.held["sender"][ticket] = self.lent[ticket] = attempt_id
+        return True
+
+    def fill(self, ticket: int, *indices: int) -> None:
+        """A lent buffer comes back, with these entries of its attempt; with none if that has ended."""
+        attempt_id = self.lent.pop(ticket)
+        entries = [self.plans[attempt_id].entries[index] for index in indices]
+        crcs = None if attempt_id in self.finished["sender"] else [crc_of(attempt_id, index) for index in indices]
+        self._send(self.sender.filled(ticket, entries if crcs else (), crcs or None, self.now_s))
 
     def cancel_at_sender(self, attempt_id: str) -> None:
         self._send(self.sender.cancel(attempt_id, Cancelled("test")))

@@ -26,6 +26,9 @@ def test_any_interleaving_with_cancels_and_closing(data: st.DataObject) -> None:
             steps.append(lambda: _open(pair, unopened.pop(), plans))
         if unready and not unopened:
             steps.append(lambda: pair.ready(unready[0][0], unready.pop(0)[1]))
+            steps.append(lambda: pair.lend(unready[0][0]))
+        if pair.lent:
+            steps.append(lambda: _fill(pair, min(pair.lent), unready, data.draw(st.integers(0, 3))))
         if cuts and not unopened:
             steps.append(lambda: _cut(pair, *cuts.pop(), cancelled))
         if not steps:
@@ -52,6 +55,20 @@ def test_any_interleaving_with_cancels_and_closing(data: st.DataObject) -> None:
 def _open(pair: Pair, attempt_id: str, plans: dict) -> None:
     pair.expect(attempt_id, plans[attempt_id])
     pair.open(attempt_id, plans[attempt_id])
+
+
+def _fill(pair: Pair, ticket: int, unready: list[tuple[str, int]], num_entries: int) -> None:
+    """The step packs so many entries at most, from its attempt's first unready one on."""
+    attempt_id = pair.lent[ticket]
+    mine = sorted(index for owner, index in unready if owner == attempt_id)[:num_entries]
+    follow: list[int] = []
+    for at, index in enumerate(mine):
+        num_bytes = sum(pair.plans[attempt_id].entries[i].num_bytes for i in (*follow, index))
+        if index == mine[0] + at and (not follow or num_bytes <= pair.max_joined_bytes):
+            follow.append(index)
+    pair.fill(ticket, *follow)
+    for index in follow:
+        unready.remove((attempt_id, index))
 
 
 def _cut(pair: Pair, attempt_id: str, how: str, cancelled: set[str]) -> None:

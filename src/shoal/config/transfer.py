@@ -27,7 +27,7 @@ class TransferConfig:
     backend: str = "gloo"
     max_entry_bytes: int = 8 << 20
     max_entry_tokens: int = 2048  # `shoal serve` takes no more than its token_budget, so that each chunk's KV leaves with it
-    gathered_bytes: int = 1 << 20  # layers are handed over when they have so many bytes together, and at the step's end
+    gathered_bytes: int = 8 << 20  # a message leaves when it has so many; less towards a plan's end, and at the step's end
     num_staging_buffers: int = 8  # per worker, each of max_entry_bytes at most
     max_receives_in_flight: int = 4  # per pair; 1 on NCCL
     max_pairs: int = 64
@@ -74,8 +74,8 @@ class TransferConfig:
 
     @property
     def max_joined_bytes(self) -> int:
-        """The largest message of several entries: what is gathered while one message is on its way goes with the next."""
-        return min(2 * self.gathered_bytes, self.max_entry_bytes)
+        """The largest message of several entries: what a staging buffer holds."""
+        return self.max_entry_bytes
 
     @property
     def peer_timeout_s(self) -> float:

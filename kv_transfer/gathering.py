@@ -1,0 +1,156 @@
+"""What of one transfer is complete, and when it is worth a message. Knows entries and one buffer; knows no pair and no stream.
+
+While a step runs, its transfer may hold one staging buffer. Entries are packed and summed in the step's own thread, right
+behind the layer that wrote them, where they still lie in the processor's cache: later they would be read from memory, on the
+core that computes. Without a buffer, entries are reported one by one and packed by the pair's lane.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Protocol
+
+import torch
+
+from shoal.errors import ShoalError
+from shoal.kv_transfer.guard import Guard
+from shoal.placement.plan import Entry, TransferPlan
+
+Copy = Callable[[Entry, torch.Tensor], None]
+
+
+class Filled(Protocol):
+    """Where a buffer goes: its ticket, what lies in it, and the checksums; None: it could not be filled, `error` says why."""
+
+    def __call__(self, ticket: int, entries: Sequence[Entry], crcs: Sequence[int] | None, error: ShoalError | None) -> None: ...
+
+
+@dataclass(slots=True)
+class _Buffer:
+    ticket: int
+    memory: torch.Tensor  # [n] uint8
+    entries: list[Entry] = field(default_factory=list)
+    crcs: list[int] = field(default_factory=list)
+    num_bytes: int = 0
+
+    def takes(self, entry: Entry) -> bool:
+        follows = not self.entries or entry.index == self.entries[-1].index + 1
+        return follows and self.num_bytes + entry.num_bytes <= self.memory.numel()
+
+
+class Gathering:
+    """Of one transfer. Thread-safe; `filled` and `ready` are called under its lock and must return at once."""
+
+    def __init__(
+        self,
+        plan: TransferPlan,
+        guard: Guard,
+        copy: Copy,
+        max_gathered_bytes: int,
+        *,
+        filled: Filled,
+        ready: Callable[[Sequence[int]], None],
+    ) -> None:
+        self._plan = plan
+        self._guard = guard
+        self._copy = copy
+        self._max_gathered_bytes = max_gathered_bytes
+        self._filled = filled
+        self._ready = ready
+        self._lock = Lock()
+        self._complete: list[int] = []  # entries that lie in no buffer yet
+        self._num_complete_bytes = 0  # of these, and of those in the buffer
+        self._num_missing_bytes = plan.num_bytes
+        self._buffer: _Buffer | None = None
+        self._in_step = False
+
+    @property
+    def takes_buffer(self) -> bool:
+        """Whether a step is running that can fill one."""
+        return self._in_step and self._buffer is None and self._num_missing_bytes > 0
+
+    def begin_step(self) -> None:
+        """A step is about to complete entries."""
+        with self._lock:
+            self._in_step = True
+
+    def offer(self, ticket: int, memory: torch.Tensor) -> bool:
+        """Lend a buffer for this step. False, and it is not taken, when the step has ended meanwhile."""
+        with self._lock:
+            if not self.takes_buffer:
+                return False
+            self._buffer = _Buffer(ticket, memory)
+            return True
+
+    def complete(self, indices: Sequence[int]) -> None:
+        """These entries' bytes exist. What is complete goes once it is worth a message.
+
+        A message costs both ends some control, whatever its size; what a caller waits for is the last one. So messages shrink
+        towards the end of the plan, each at least two thirds of what is left, and nothing waits for the last entry.
+        """
+        if not indices:
+            return
+        with self._lock:
+            num_bytes = sum(self._plan.entries[index].num_bytes for index in indices)
+            self._complete.extend(indices)
+            self._num_complete_bytes += num_bytes
+            self._num_missing_bytes -= num_bytes
+            self._pack()
+            is_last = self._num_missing_bytes <= self._plan.entries[-1].num_bytes
+            if is_last or self._num_complete_bytes >= min(self._max_gathered_bytes, 2 * self._num_missing_bytes):
+                self._hand_over()
+
+    def end_step(self) -> None:
+        """The step is over: whatever is complete goes, and no buffer stays here."""
+        with self._lock:
+            self._in_step = False
+            self._hand_over()
+            if self._complete:
+                self._hand_over()
+            if self._buffer is not None:
+                self._give_back(None)
+
+    def withdraw(self) -> None:
+        """The transfer has ended, its guard is closed: give the buffer back."""
+        with self._lock:
+            self._in_step = False
+            self._complete.clear()
+            if self._buffer is not None:
+                self._give_back(None)
+
+    def _pack(self) -> None:
+        """Into the buffer, as far as what is complete follows what lies there."""
+        num_packed = 0
+        for index in self._complete:
+            entry, buffer = self._plan.entries[index], self._buffer
+            if buffer is None or not buffer.takes(entry):
+                break
+            part = buffer.memory[buffer.num_bytes : buffer.num_bytes + entry.num_bytes]
+            try:
+                crcs = self._guard.copy(self._copy, (entry,), part)
+            except ShoalError as error:
+                self._give_back(error)
+                break
+            if crcs is None:
+                self._give_back(None)
+                break
+            buffer.entries.append(entry)
+            buffer.crcs += crcs
+            buffer.num_bytes += entry.num_bytes
+            num_packed += 1
+        del self._complete[:num_packed]
+
+    def _hand_over(self) -> None:
+        """The buffer goes, and what did not fit waits for the next one; where there is none, the lane has to pack."""
+        if self._buffer is not None and self._buffer.entries:
+            buffer, self._buffer = self._buffer, None
+            self._num_complete_bytes -= buffer.num_bytes
+            self._filled(buffer.ticket, buffer.entries, buffer.crcs, None)
+        elif self._complete:
+            self._ready(self._complete)
+            self._complete, self._num_complete_bytes = [], 0
+
+    def _give_back(self, error: ShoalError | None) -> None:
+        assert self._buffer is not None
+        ticket, self._buffer = self._buffer.ticket, None
+        self._filled(ticket, (), None, error)
