@@ -14,7 +14,7 @@ import torch
 
 from shoal.errors import ShoalError
 from shoal.kv_transfer.guard import Guard
-from shoal.placement.plan import Entry, TransferPlan
+from shoal.placement.plan import Entry, EntryKind, TransferPlan
 
 Copy = Callable[[Entry, torch.Tensor], None]
 
@@ -61,6 +61,8 @@ class Gathering:
         self._complete: list[int] = []  # entries that lie in no buffer yet
         self._num_complete_bytes = 0  # of these, and of those in the buffer
         self._num_missing_bytes = plan.num_bytes
+        self._last_layer = max((entry.layer for entry in plan.entries if entry.kind is EntryKind.KV), default=0)
+        self._num_early = sum(map(self._is_early, plan.entries))  # entries missing that lie below the last layer
         self._buffer: _Buffer | None = None
         self._in_step = False
 
@@ -86,7 +88,7 @@ class Gathering:
         """These entries' bytes exist. What is complete goes once it is worth a message.
 
         A message costs both ends some control, whatever its size; what a caller waits for is the last one. So messages shrink
-        towards the end of the plan, each at least two thirds of what is left, and nothing waits for the last entry.
+        towards the end of the plan, each at least two thirds of what is left, and nothing waits for the last layer.
         """
         if not indices:
             return
@@ -96,8 +98,8 @@ class Gathering:
             self._num_complete_bytes += num_bytes
             self._num_missing_bytes -= num_bytes
             self._pack()
-            is_last = self._num_missing_bytes <= self._plan.entries[-1].num_bytes
-            if is_last or self._num_complete_bytes >= min(self._max_gathered_bytes, 2 * self._num_missing_bytes):
+            self._num_early -= sum(self._is_early(self._plan.entries[index]) for index in indices)
+            if self._num_early == 0 or self._num_complete_bytes >= min(self._max_gathered_bytes, 2 * self._num_missing_bytes):
                 self._hand_over()
 
     def end_step(self) -> None:
@@ -117,6 +119,9 @@ class Gathering:
             self._complete.clear()
             if self._buffer is not None:
                 self._give_back(None)
+
+    def _is_early(self, entry: Entry) -> bool:
+        return entry.kind is EntryKind.KV and entry.layer < self._last_layer
 
     def _pack(self) -> None:
         """Into the buffer, as far as what is complete follows what lies there."""
