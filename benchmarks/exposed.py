@@ -12,10 +12,10 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def print_exposed_head() -> None:
+def print_exposed_head(backend: str) -> None:
     """The columns, and what they mean."""
     print(
-        "\n### Exposed transfer, one core a pool (ms: median, spread)\n\n"
+        f"\n### Exposed transfer by {backend}, one core a pool (ms: median, spread)\n\n"
         "alone: the same prompt in one worker on the prefill pool's core. exposed: split − alone − first step, of each pair.\n"
         "first step: decode's, from the last entry's arrival to the token. one layer: a layer's bytes at the handoff's rate.\n"
         "The parts of split: reserved: until the caller knows where to send; to compute: the call of the prefill worker, its\n"

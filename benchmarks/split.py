@@ -10,10 +10,12 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from benchmarks.exposed import ms, print_exposed, print_exposed_head
 from benchmarks.pools import RunningWorker, Timed, ask, resolved, worker
 from benchmarks.wire import print_rates
+from shoal.config.transfer import TransferConfig, choose_backend
 from shoal.config.worker import Pool
 from shoal.model_files import open_model
 from shoal.placement.arithmetic import wire_bytes
@@ -32,6 +34,7 @@ def main() -> None:
     parser.add_argument("--lengths", default="512,2048,7900")
     parser.add_argument("--visibilities", default="full,speed:22,pop:20")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--backends", default="gloo,shared-memory", help="of the handoff, for the part exposed")
     parser.add_argument("--cpus", default="0,1", help="of prefill and decode")
     args = parser.parse_args()
     bench = SplitBench(args)
@@ -49,13 +52,19 @@ class SplitBench:
         self.model, self.dtype, self.repeats = args.model, DType(args.dtype), args.repeats
         self.lengths = [int(text) for text in args.lengths.split(",")]
         self.visibilities = args.visibilities.split(",")
+        self.backends = args.backends.split(",")
         self.cpus = tuple(int(text) for text in args.cpus.split(","))
         self.shape = open_model(self.model).config.shape
+        self.common: dict[str, Any] = {"dtype": self.dtype, "kv_memory_bytes": 512 << 20}
         self.rate = 1.5e9  # of the handoff, bytes per second; `wire` measures it
 
     async def exposed(self) -> None:
         """TTFT split and in one worker on the prefill core, in turn, and where the difference goes."""
-        print_exposed_head()
+        for backend in self.backends:
+            await self._exposed(backend)
+
+    async def _exposed(self, backend: str) -> None:
+        print_exposed_head(backend)
 
         async def measure(prefill: RunningWorker, decode: RunningWorker, alone: RunningWorker) -> None:
             for length in self.lengths:
@@ -69,7 +78,7 @@ class SplitBench:
                     layers = visibility.depth(self.shape.num_layers) if text.startswith("speed") else self.shape.num_layers
                     print_exposed(text, length, split, local, steps, num_bytes / layers / self.rate * 1e3)
 
-        await self._with_three(measure)
+        await self._with_three(measure, backend)
 
     async def overlap(self) -> None:
         """Four prompts at once through one pair: the pool computes while the last one's KV still travels."""
@@ -145,7 +154,7 @@ class SplitBench:
             "| streams | prompt | TTFT split | TTFT colocated | TPOT split | TPOT colocated |\n|---|---|---|---|---|---|"
         )
         with tempfile.TemporaryDirectory() as name:
-            common = {"dtype": self.dtype, "kv_memory_bytes": 512 << 20}
+            common = {**self.common, "transfer": TransferConfig(backend=choose_backend(on_one_machine=True))}
             async with (
                 worker(Path(name), Pool.PREFILL, self.model, self.visibilities, **common) as prefill,
                 worker(Path(name), Pool.DECODE, self.model, self.visibilities, **common) as decode,
@@ -195,9 +204,11 @@ class SplitBench:
                     found.append(timed)
         return ways
 
-    async def _with_three(self, measure: Callable[[RunningWorker, RunningWorker, RunningWorker], Awaitable[None]]) -> None:
+    async def _with_three(
+        self, measure: Callable[[RunningWorker, RunningWorker, RunningWorker], Awaitable[None]], backend: str = ""
+    ) -> None:
         """A prefill and a decode worker on a core each, and a worker that does both on the prefill core."""
-        common = {"dtype": self.dtype, "kv_memory_bytes": 512 << 20}
+        common = {**self.common, "transfer": TransferConfig(backend=backend or self.backends[0])}
         first, second = ({"cpus": (cpu,), **common} for cpu in self.cpus)
         with tempfile.TemporaryDirectory() as name:
             async with (

@@ -75,7 +75,8 @@ class Controller:
         if health_listen:
             await self._server.start_health(Address.parse(health_listen, "the address of health"))
         await self._server.set_serving(True)
-        self.events.emit("listening", message=str(bound), ray_folder=str(self._cluster.folder or ""))
+        transfer = self.config.kv_backend if not self.config.colocated else ""
+        self.events.emit("listening", message=str(bound), ray_folder=str(self._cluster.folder or ""), transfer=transfer)
         return bound
 
     async def run(self, stop: asyncio.Event) -> None:

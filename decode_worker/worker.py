@@ -74,6 +74,7 @@ class DecodeWorker:
             fingerprint=self._fingerprint,
             config=config.transfer,
             faults=Faults.from_environment(allowed=config.chaos),
+            shape=self.shape,
         )
         decode, transfer = (module.DESCRIPTOR.services_by_name[name] for module, name in _SERVICES)
         server.add(worker_pb2_grpc.add_DecodeWorkerServicer_to_server, DecodeServicer(self), decode)

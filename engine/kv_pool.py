@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from shoal.engine.dtypes import torch_dtype
-from shoal.engine.kernels import kernels_or_none, memory
+from shoal.engine.kernels import kernels_or_none
+from shoal.engine.kernels.memory import empty
 from shoal.errors import InternalError, InvalidConfig
 from shoal.placement.blocks import NO_BLOCK, BlockIds
 from shoal.placement.tables import BlockTable
@@ -32,9 +33,15 @@ class KvPool:
     """
 
     def __init__(
-        self, shape: ModelShape, num_blocks: int, block_size: int, dtype: DType, device: torch.device | str = "cpu"
+        self,
+        shape: ModelShape,
+        num_blocks: int,
+        block_size: int,
+        dtype: DType,
+        device: torch.device | str = "cpu",
+        memory: torch.Tensor | None = None,
     ) -> None:
-        """Raises InvalidConfig when there is not so much memory."""
+        """Zeroed; over `memory` [num_bytes] uint8, if given, as it is. Raises InvalidConfig when there is not so much."""
         self.shape = shape
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -42,8 +49,10 @@ class KvPool:
         dims = (num_blocks, 2, shape.num_kv_heads, block_size, shape.head_dim)
         try:
             on_cpu, element = torch.device(device).type == "cpu", torch_dtype(dtype)
-            made = memory.empty(dims, element) if on_cpu else torch.empty(dims, dtype=element, device=device)
-            self.data = made.zero_()
+            if memory is not None:
+                self.data = memory.view(element).view(dims)
+            else:
+                self.data = (empty(dims, element) if on_cpu else torch.empty(dims, dtype=element, device=device)).zero_()
         except RuntimeError as error:  # the allocator's: nothing else here can fail
             size = f"{math.prod(dims) * dtype.num_bytes / 1e9:.1f} GB"
             raise InvalidConfig(f"a KV pool of {size} cannot be allocated on {device}; lower kv_memory_bytes") from error

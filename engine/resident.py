@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from shoal.config.transfer import SHARED_MEMORY
 from shoal.config.worker import WorkerConfig
 from shoal.engine.decoder import Decoder, HeldLayers, LoadReport
-from shoal.engine.kv_pool import KvPool
+from shoal.engine.kv_pool import KvPool, block_bytes
+from shoal.engine.shared_memory import SharedMemory
 from shoal.engine.vision import VisionEncoder
 from shoal.engine.vision.tower import VisionTower, missing_library
 from shoal.errors import InvalidConfig
@@ -54,13 +56,31 @@ def open_for(config: WorkerConfig) -> ModelFiles:
     return model
 
 
+def shared_memory_for(model: ModelFiles, config: WorkerConfig) -> SharedMemory | None:
+    """Where the KV pool of a prefill worker lies that decode workers read; None with any other transfer. Blocking.
+
+    Raises InvalidConfig where there is no such memory, or the pool is to lie on a GPU.
+    """
+    if config.transfer.backend != SHARED_MEMORY:
+        return None
+    if _device(config.device).type != "cpu":
+        raise InvalidConfig("transfer.backend 'shared-memory' is for KV in the CPU's memory; set device 'cpu' or another backend")
+    shape = model.config.shape
+    return SharedMemory(config.pool_blocks(shape) * block_bytes(shape, config.block_size, config.dtype))
+
+
 def load_resident(
-    model: ModelFiles, config: WorkerConfig, held: HeldLayers, progress: Callable[[int, int], None] | None = None
+    model: ModelFiles,
+    config: WorkerConfig,
+    held: HeldLayers,
+    progress: Callable[[int, int], None] | None = None,
+    memory: SharedMemory | None = None,
 ) -> Resident:
     """Load the held layers and make the KV pool. Blocking. `progress` is told (done, total) from this thread."""
     num_blocks, device = config.pool_blocks(model.config.shape), _device(config.device)
     decoder, report = Decoder.load(model, dtype=config.dtype, held=held, backend=config.backend, device=device, progress=progress)
-    pool = KvPool(model.config.shape, num_blocks, config.block_size, config.dtype, device)
+    data = memory.data if memory is not None else None
+    pool = KvPool(model.config.shape, num_blocks, config.block_size, config.dtype, device, data)
     return Resident(model, decoder, pool, BlockPool(num_blocks), report)
 
 

@@ -4,9 +4,9 @@ from typing import Protocol
 
 import torch
 
-from shoal.config.transfer import BACKENDS, TransferConfig
+from shoal.config.transfer import BACKENDS, SHARED_MEMORY, TransferConfig
 from shoal.errors import InvalidConfig
-from shoal.kv_transfer.channel import PairChannel
+from shoal.kv_transfer.channel import NoChannel, PairChannel
 from shoal.kv_transfer.gloo import GlooChannel, gloo_device
 from shoal.kv_transfer.ordered import OneAtATime, OrderedGlooChannel
 from shoal.kv_transfer.rendezvous import PairStore
@@ -35,6 +35,8 @@ def make_backend(config: TransferConfig) -> Backend:
         return _OrderedGloo(config.host)
     if config.backend == "nccl":
         return _Nccl()
+    if config.backend == SHARED_MEMORY:
+        return _SharedMemory()
     raise InvalidConfig(f"transfer backend {config.backend!r} is unknown; choose one of {', '.join(BACKENDS)}")
 
 
@@ -65,6 +67,17 @@ class _OrderedGloo(_Gloo):
 
     def connect(self, store: PairStore, rank: int, timeout_s: float) -> PairChannel:
         return OrderedGlooChannel(store, rank, self._host, timeout_s, self._receives, self._sends)
+
+
+class _SharedMemory:
+    """Decode reads prefill's pool itself (lending.py): a pair has a control stream and no channel."""
+
+    name = SHARED_MEMORY
+    max_outstanding: int | None = None
+    device = torch.device("cpu")
+
+    def connect(self, store: PairStore, rank: int, timeout_s: float) -> PairChannel:
+        return NoChannel()
 
 
 class _Nccl:

@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from shoal.errors import InternalError
+
 
 class Pending(Protocol):
     """One issued send or receive. Its buffer belongs to the channel until `wait` has returned or raised."""
@@ -48,6 +50,22 @@ class PairChannel(ABC):
     @abstractmethod
     def close(self) -> None:
         """Tear this pair down alone, after every issued message has returned."""
+
+
+class NoChannel(PairChannel):
+    """Of a pair whose payload crosses no channel."""
+
+    def post_recv(self, n: int, buffer: torch.Tensor) -> Pending:
+        raise InternalError(f"message {n} was to be received on a pair without a channel")
+
+    def send(self, n: int, buffer: torch.Tensor) -> Pending:
+        raise InternalError(f"message {n} was to be sent on a pair without a channel")
+
+    def abort(self) -> None:
+        """Nothing is ever outstanding."""
+
+    def close(self) -> None:
+        """There is nothing to tear down."""
 
 
 def check_buffer(buffer: torch.Tensor) -> None:

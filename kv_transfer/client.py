@@ -9,12 +9,14 @@ import time
 from contextvars import Context
 from dataclasses import dataclass, replace
 
-from shoal.config.transfer import TransferConfig
+from shoal.config.transfer import SHARED_MEMORY, TransferConfig
+from shoal.engine.shared_memory import SharedMemory
 from shoal.errors import Cancelled, CapacityExceeded, InternalError, Unavailable
 from shoal.kv_transfer.backends import make_backend
 from shoal.kv_transfer.dial import Connect, DecodeTarget
 from shoal.kv_transfer.faults import Faults
 from shoal.kv_transfer.handle import Handle
+from shoal.kv_transfer.lending import offered
 from shoal.kv_transfer.outgoing import KvSource, OutgoingTransfer
 from shoal.kv_transfer.outgoing_pair import OutgoingPair, SenderShared
 from shoal.kv_transfer.staging import Gate, StagingPool
@@ -44,11 +46,14 @@ class TransferClient:
         backend: str | None = None,  # overrides the configuration's
         faults: Faults | None = None,
         connect: Connect = open_channel,
+        memory: SharedMemory | None = None,  # in which the worker's pool lies
     ) -> None:
         config = replace(config, backend=backend) if backend else config
         self._fingerprint = fingerprint
         self._config = config
         channels = make_backend(config)
+        if (channels.name == SHARED_MEMORY) is not (memory is not None):
+            raise InternalError(f"transfer.backend {channels.name} and a pool in shared memory belong together, or neither")
         self._shared = SenderShared(
             config=config,
             backend=channels,
@@ -56,6 +61,7 @@ class TransferClient:
             sends=Gate(channels.max_outstanding),
             faults=faults or Faults(),
             connect=connect,
+            memory=memory,
         )
         self._worker_id = worker_id
         self._epoch = epoch
@@ -146,6 +152,7 @@ class TransferClient:
             decode_worker_id=target.worker_id,
             decode_epoch=target.epoch,
             backend=self._shared.backend.name,
+            pool=offered(self._shared.memory) if self._shared.memory is not None else None,
         )
         started = asyncio.create_task(pair.start(hello), context=Context())  # a pair is no request's: its lines carry no ids
         started.add_done_callback(lambda task: self._started(key, task))

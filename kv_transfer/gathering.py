@@ -61,6 +61,7 @@ class Gathering:
         self._complete: list[int] = []  # entries that lie in no buffer yet
         self._num_complete_bytes = 0  # of these, and of those in the buffer
         self._num_missing_bytes = plan.num_bytes
+        self._largest_bytes = max(entry.num_bytes for entry in plan.entries)
         self._last_layer = max((entry.layer for entry in plan.entries if entry.kind is EntryKind.KV), default=0)
         self._num_early = sum(map(self._is_early, plan.entries))  # entries missing that lie below the last layer
         self._buffer: _Buffer | None = None
@@ -99,7 +100,8 @@ class Gathering:
             self._num_missing_bytes -= num_bytes
             self._pack()
             self._num_early -= sum(self._is_early(self._plan.entries[index]) for index in indices)
-            if self._num_early == 0 or self._num_complete_bytes >= min(self._max_gathered_bytes, 2 * self._num_missing_bytes):
+            is_full = self._num_complete_bytes + self._largest_bytes > self._max_gathered_bytes
+            if is_full or self._num_early == 0 or self._num_complete_bytes >= 2 * self._num_missing_bytes:
                 self._hand_over()
 
     def end_step(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from shoal.config.transfer import TransferConfig
-from shoal.errors import InternalError, ShoalError, Unavailable
+from shoal.errors import InternalError, Mismatch, ShoalError, Unavailable
 from shoal.kv_transfer import actions as act
 from shoal.kv_transfer import metrics, wire
 from shoal.kv_transfer.attempts import AttemptBook
@@ -16,6 +16,7 @@ from shoal.kv_transfer.control import ControlStream, receiver_beat
 from shoal.kv_transfer.faults import Faults
 from shoal.kv_transfer.incoming import IncomingTransfer
 from shoal.kv_transfer.lane import Lane
+from shoal.kv_transfer.lending import Borrower, Loan
 from shoal.kv_transfer.perform import Performer
 from shoal.kv_transfer.receiver import ReceiverMachine
 from shoal.kv_transfer.rendezvous import PairStore
@@ -44,13 +45,21 @@ class ReceiverShared:
 class IncomingPair:
     """One control stream and one channel from one prefill worker. Every method belongs to the event loop."""
 
-    def __init__(self, hello: pb.Hello, write: Callable[[pb.ReceiverMessage], Awaitable[object]], shared: ReceiverShared) -> None:
+    def __init__(
+        self,
+        hello: pb.Hello,
+        write: Callable[[pb.ReceiverMessage], Awaitable[object]],
+        shared: ReceiverShared,
+        borrower: Borrower | None = None,
+    ) -> None:
         self.worker_id: str = hello.worker_id
         self.epoch: int = hello.epoch
         self.used_s = time.monotonic()
         self.error: ShoalError | None = None  # why it closed
         self.closing = asyncio.Event()
         self._shared = shared
+        self._borrower = borrower
+        self._loans: dict[str, Loan] = {}  # by attempt
         self._machine = ReceiverMachine(
             shared.book,
             max_receives=shared.config.max_receives_in_flight,
@@ -99,6 +108,8 @@ class IncomingPair:
                 self.close(error)
         elif kind != "heartbeat":
             self.used_s = time.monotonic()
+            if kind == "ready" and message.ready.HasField("lent"):
+                self._take_loan(message.ready)
             self._perform(self._machine.on_message(message))
 
     def cancel(self, attempt_id: str, error: ShoalError) -> None:
@@ -131,6 +142,7 @@ class IncomingPair:
     async def torn_down(self) -> None:
         """Returns when the group is gone and every posted receive has returned."""
         await self._lane.closed.wait()
+        self._borrower = None  # not some day with a cycle of references: it holds a whole KV pool of a worker that may be dead
 
     def _tell(self, key: str, value: bytes) -> None:
         """Called on a thread of the lane."""
@@ -155,7 +167,10 @@ class IncomingPair:
             case act.Post():
                 self._buffers[action.n] = self._take_granted()
                 self._placed.add(action.n)
-                self._post(action)
+                if self._borrower is not None:
+                    self._borrow(action, self._borrower)
+                else:
+                    self._post(action)
             case act.FreeBuffer():
                 self._leave_place(action.key)
                 self._shared.permits.release_buffer(self._buffers.pop(action.key))
@@ -164,6 +179,7 @@ class IncomingPair:
             case act.Accepted():
                 self._shared.owners[action.attempt_id] = self
             case act.Finish():
+                self._loans.pop(action.attempt_id, None)
                 self._shared.finish(action)
             case act.Skipped():
                 metrics.SKIPPED.inc(action.num_bytes)
@@ -183,6 +199,46 @@ class IncomingPair:
         if buffer is None:
             raise InternalError("a buffer was used that had not been granted")
         return buffer
+
+    def _take_loan(self, ready: pb.Ready) -> None:
+        if self._borrower is None or self._shared.owners.get(ready.attempt_id) is not self:
+            return  # an attempt that has ended; what comes of it is not read
+        try:
+            self._loans[ready.attempt_id] = self._borrower.loan(ready.lent)
+        except ShoalError as error:
+            self.close(error)
+
+    def _borrow(self, action: act.Post, borrower: Borrower) -> None:
+        """Read a message where prefill has it, in the lane's thread, and unpack it."""
+        n, loan, view = action.n, self._loans.get(action.attempt_id), self._buffers[action.n].view(action.num_bytes)
+        transfer, lane = self._shared.transfers.get(action.attempt_id), self._lane
+
+        def done(crcs: list[int] | None, error: ShoalError | None) -> None:
+            self._perform(self._machine.posted(n))
+            metrics.PAYLOAD.labels("received").inc(action.num_bytes)
+            self._perform(self._machine.arrived(n, action.num_bytes))
+            self._perform(self._machine.unpacked(n, crcs, error))
+
+        def job() -> None:
+            crcs: list[int] | None = None
+            failure: ShoalError | None = None
+            try:
+                self._shared.faults.hit("before-post")
+                if loan is None:
+                    raise Mismatch("prefill announced a message before it said where the attempt's KV lies")
+                borrower.read(loan, action.entries, view)
+                self._shared.faults.hit("after-receive")
+                if transfer is not None:
+                    crcs = transfer.guard.copy(transfer.sink.unpack, action.entries, view, summed=False)
+                self._shared.faults.hit("after-unpack")
+            except ShoalError as error:
+                crcs, failure = None, error
+            lane.report(done, crcs, failure)
+
+        if self.error is not None:
+            self._perform(self._machine.failed(n))
+        else:
+            lane.run(job)
 
     def _post(self, action: act.Post) -> None:
         n, num_bytes = action.n, action.num_bytes

@@ -8,16 +8,18 @@ from typing import Protocol
 
 import torch
 
+from shoal.engine.shared_memory import Lease
 from shoal.errors import Cancelled, ShoalError
 from shoal.kv_transfer import metrics
 from shoal.kv_transfer.actions import Finish
 from shoal.kv_transfer.gathering import Gathering
 from shoal.kv_transfer.guard import Guard
+from shoal.kv_transfer.lending import Lends
 from shoal.placement.plan import Entry, TransferPlan
 
 
-class KvSource(Protocol):
-    """Where a prefill worker's KV and deep states lie."""
+class KvSource(Lends, Protocol):
+    """Where a prefill worker's KV and deep states lie. `tables` and `states` are asked only where that is shared memory."""
 
     def pack(self, entry: Entry, out: torch.Tensor) -> None:
         """Copy an entry into `out` [entry.num_bytes] uint8, in its wire layout. Called from a transfer thread; must be quick."""
@@ -51,6 +53,8 @@ class OutgoingTransfer:
         )
         self._loop = asyncio.get_running_loop()
         self._pair = pair
+        self.lease: Lease | None = None  # of shared memory
+        self.is_lent = False  # decode has been told where everything lies
         self._num_entries = len(plan.entries)
         self._started_s = time.monotonic()
         self.accepted: asyncio.Future[None] = self._loop.create_future()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from shoal.config.transfer import TransferConfig
+from shoal.engine.shared_memory import SharedMemory
 from shoal.errors import InternalError, ShoalError, Unavailable
 from shoal.kv_transfer import actions as act
 from shoal.kv_transfer import metrics, wire
@@ -19,6 +20,7 @@ from shoal.kv_transfer.dial import Connect, DecodeTarget, Dialled
 from shoal.kv_transfer.faults import Faults
 from shoal.kv_transfer.handle import Handle
 from shoal.kv_transfer.lane import Lane
+from shoal.kv_transfer.lending import lent
 from shoal.kv_transfer.outgoing import KvSource, OutgoingTransfer
 from shoal.kv_transfer.perform import Performer
 from shoal.kv_transfer.rendezvous import PairStore
@@ -42,6 +44,7 @@ class SenderShared:
     sends: Gate
     faults: Faults
     connect: Connect
+    memory: SharedMemory | None = None  # the worker's pool, where decode reads it
 
 
 class OutgoingPair:
@@ -104,6 +107,8 @@ class OutgoingPair:
         actions = self._machine.open(handle.attempt_id, handle.encode(), plan, self.used_s)
         transfer = OutgoingTransfer(handle.attempt_id, source, plan, self._shared.config.gathered_bytes, self)
         self._transfers[handle.attempt_id] = transfer
+        if self._shared.memory is not None:
+            transfer.lease = self._shared.memory.lease()
         self._perform(actions)
         return transfer
 
@@ -113,7 +118,8 @@ class OutgoingPair:
 
     def lend(self, transfer: OutgoingTransfer) -> None:
         """Let a running step pack into a staging buffer itself. Not where others need it, and not on a GPU."""
-        is_wanted = self.error is None and transfer.gathering.takes_buffer and self._shared.backend.device.type == "cpu"
+        packs = self._shared.memory is None and self._shared.backend.device.type == "cpu"
+        is_wanted = packs and self.error is None and transfer.gathering.takes_buffer
         buffer = self._shared.staging.try_take(_NUM_SPARE) if is_wanted else None
         if buffer is None:
             return
@@ -226,7 +232,13 @@ class OutgoingPair:
                 self._shared.staging.release(self._take_granted())
             case act.Pack():
                 self._buffers[action.ticket] = self._take_granted()
-                self._pack(action, self._buffers[action.ticket].view(action.num_bytes))
+                if self._shared.memory is not None:
+                    self._locate(action)
+                else:
+                    self._pack(action, self._buffers[action.ticket].view(action.num_bytes))
+            case act.Issue() if self._shared.memory is not None:  # decode has read it
+                metrics.PAYLOAD.labels("sent").inc(action.num_bytes)
+                self._perform(self._machine.sent(action.ticket, action.num_bytes, time.monotonic()))
             case act.Issue():
                 if self.error is None:
                     self._issues.append(action)
@@ -238,7 +250,10 @@ class OutgoingPair:
             case act.Quarantine():
                 self._shared.staging.quarantine(self._buffers[action.key])
             case act.Finish():
-                self._transfers.pop(action.attempt_id).finish(action)
+                transfer = self._transfers.pop(action.attempt_id)
+                if self._shared.memory is not None and transfer.lease is not None:
+                    self._shared.memory.end(transfer.lease)  # before its blocks can be anybody else's
+                transfer.finish(action)
                 self.used_s = time.monotonic()
             case act.Accepted():
                 accepted = self._transfers[action.attempt_id].accepted
@@ -258,6 +273,19 @@ class OutgoingPair:
         if buffer is None:
             raise InternalError("a buffer was used that had not been granted")
         return buffer
+
+    def _locate(self, action: act.Pack) -> None:
+        """Say where entries lie, instead of packing them."""
+        transfer = self._transfers.get(action.attempt_id)
+        crcs: list[int] | None = [0] * len(action.entries)
+        where: pb.Lent | None = None
+        failure: ShoalError | None = None
+        try:
+            if transfer is not None and transfer.lease is not None and not transfer.is_lent:
+                where, transfer.is_lent = lent(transfer.lease, transfer.source), True
+        except ShoalError as error:
+            crcs, failure = None, error
+        self._perform(self._machine.packed(action.ticket, crcs, time.monotonic(), failure, where))
 
     def _pack(self, action: act.Pack, view: torch.Tensor) -> None:
         transfer = self._transfers.get(action.attempt_id)

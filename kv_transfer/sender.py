@@ -174,8 +174,13 @@ class SenderMachine:
             return self.packed(ticket, None, now_s, error)
         return self.packed(ticket, crcs, now_s)
 
-    def packed(self, ticket: int, crcs: Sequence[int] | None, now_s: float, error: ShoalError | None = None) -> list[Action]:
-        """The entries have been packed; without checksums (None) the source had been closed, or failed with `error`."""
+    def packed(
+        self, ticket: int, crcs: Sequence[int] | None, now_s: float, error: ShoalError | None = None, lent: pb.Lent | None = None
+    ) -> list[Action]:
+        """The entries have been packed, or lie where `lent` says.
+
+        Without checksums (None) the source had been closed, or failed with `error`.
+        """
         message = self._messages[ticket]
         attempt = self._attempts.get(message.attempt_id)
         if attempt is None or crcs is None:
@@ -197,6 +202,7 @@ class SenderMachine:
             entry=entries[0].index,
             num_bytes=entries_bytes(entries),
             num_more=len(entries) - 1,
+            lent=lent,
         )
         actions = [_write(attempt, pb.SenderMessage(ready=ready))]
         num_entries = len(attempt.plan.entries)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import grpc
 
-from shoal.config.transfer import TransferConfig
+from shoal.config.transfer import SHARED_MEMORY, TransferConfig
 from shoal.errors import Cancelled, CapacityExceeded, InternalError, InvalidRequest, Mismatch, ShoalError, Unavailable
 from shoal.kv_transfer import metrics, wire
 from shoal.kv_transfer.actions import Finish
@@ -20,12 +20,13 @@ from shoal.kv_transfer.faults import Faults
 from shoal.kv_transfer.handle import Handle
 from shoal.kv_transfer.incoming import IncomingTransfer, KvSink
 from shoal.kv_transfer.incoming_pair import IncomingPair, ReceiverShared
+from shoal.kv_transfer.lending import Borrower
 from shoal.kv_transfer.staging import Gate, Permits, StagingPool
 from shoal.pb.internal.v1 import transfer_pb2 as pb
 from shoal.pb.internal.v1 import transfer_pb2_grpc
 from shoal.placement.plan import TransferPlan
 from shoal.rpc.fingerprints import fingerprint_from_pb
-from shoal.types import Fingerprint
+from shoal.types import Fingerprint, ModelShape
 
 ControlContext = grpc.aio.ServicerContext[pb.SenderMessage, pb.ReceiverMessage]
 
@@ -42,12 +43,14 @@ class TransferServer(transfer_pb2_grpc.TransferServicer):
         config: TransferConfig,
         backend: str | None = None,  # overrides the configuration's
         faults: Faults | None = None,
+        shape: ModelShape | None = None,  # of the model, where KV is read from shared memory
     ) -> None:
         config = replace(config, backend=backend) if backend else config
         self._worker_id = worker_id
         self._epoch = epoch
         self._fingerprint = fingerprint
         self._config = config
+        self._shape = shape
         channels = make_backend(config)
         staging = StagingPool(config.num_staging_buffers, config.max_entry_bytes, channels.device, "received")
         self._shared = ReceiverShared(
@@ -147,6 +150,7 @@ class TransferServer(transfer_pb2_grpc.TransferServicer):
         await faults.reach("on-hello")
         hello = message.hello
         self._check(hello)
+        borrower = self._borrower(hello)
         old = self._pairs.get(hello.worker_id)
         if old is not None:
             old.close(Unavailable(f"prefill worker {hello.worker_id} made a new pair"))
@@ -157,11 +161,18 @@ class TransferServer(transfer_pb2_grpc.TransferServicer):
             oldest = min(idle, key=lambda pair: pair.used_s)
             del self._pairs[oldest.worker_id]
             oldest.close(Cancelled("evicted to make room for another pair"))
-        pair = self._pairs[hello.worker_id] = IncomingPair(hello, context.write, self._shared)
+        pair = self._pairs[hello.worker_id] = IncomingPair(hello, context.write, self._shared, borrower)
         parting = asyncio.create_task(pair.torn_down())
         self._parting.add(parting)
         parting.add_done_callback(self._parting.discard)
         return pair
+
+    def _borrower(self, hello: pb.Hello) -> Borrower | None:
+        if self._shared.backend.name != SHARED_MEMORY:
+            return None
+        if self._shape is None:
+            raise InternalError("a decode worker that reads shared memory needs the model's shape")
+        return Borrower(hello.pool, self._shape, self._fingerprint)
 
     def _check(self, hello: pb.Hello) -> None:
         if self._closed:

@@ -7,7 +7,6 @@ have returned.
 
 import asyncio
 import logging
-from dataclasses import replace
 from functools import partial
 
 from shoal.config.logs import log_event, loggable
@@ -101,6 +100,8 @@ class TaskRunner:
             await self._steps.remove(task.spec.attempt_id)
             if task.outgoing is not None:
                 await task.outgoing.released()
+            if task.publish is not None and task.computed.is_set():  # not sooner: decode's last messages were waiting
+                task.publish()
             if holding.done() and not holding.cancelled():
                 self.holdings.release(holding.result())
             if self._config.check_blocks:
@@ -138,12 +139,9 @@ class TaskRunner:
             if prefixes is not None and keys is not None:
                 prefixes.take_in(spec, holding, states)
                 self.holdings.release_sources(holding)
-                work = Work(task, kv, states, task.num_cached)
                 if not spec.is_background:
-                    work = replace(work, computed=partial(prefixes.publish, spec, keys, kv, states))
-                self._steps.add(work)
-            else:
-                self._steps.add(Work(task, kv, states))
+                    task.publish = partial(prefixes.publish, spec, keys, kv, states)
+            self._steps.add(Work(task, kv, states, task.num_cached))
             report = await (await asyncio.shield(opening)).wait()
             await task.computed.wait()  # the acknowledgement can overtake the end of the step that sent the last entry
             metrics.SENT_BYTES.inc(report.payload_bytes)

@@ -27,7 +27,6 @@ class Work:
     kv: RequestKv
     states: StateStore | None
     num_cached: int = 0  # tokens that are in place already
-    computed: Callable[[], None] = lambda: None  # told when all is in place
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +128,6 @@ class PrefillStepLoop(StepLoop[PrefillStep, None]):
                     task.end(InternalError(f"{task.export.num_pending} plan entries were left when a task had been computed"))
                 else:
                     task.move(TaskState.COMPUTED)
-                    piece.work.computed()
         if self._config.check_blocks:
             self._resident.blocks.check()
 

@@ -52,6 +52,7 @@ class PrefillTask:
         self.computed = asyncio.Event()  # the step with the last layer is over
         self.export = ExportTracker(spec.plan)  # the step thread's
         self.outgoing: OutgoingTransfer | None = None
+        self.publish: Callable[[], None] | None = None  # keeps what was computed for prompts to come; told at the end
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[SentReport | ShoalError] = loop.create_future()
         self.answer: asyncio.Future[SentReport | ShoalError] = loop.create_future()  # what the caller is told

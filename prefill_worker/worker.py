@@ -18,7 +18,7 @@ from shoal.engine.affinity import keep_to_cpus
 from shoal.engine.health import keep_health
 from shoal.engine.holdings import GROUPS
 from shoal.engine.load_report import report_queue, work_report
-from shoal.engine.resident import Resident, fingerprint_of, load_resident, load_vision, open_for
+from shoal.engine.resident import Resident, fingerprint_of, load_resident, load_vision, open_for, shared_memory_for
 from shoal.engine.vision import VisionEncoder
 from shoal.engine.weights import HeldLayers
 from shoal.errors import AlreadyExists, InternalError, InvalidConfig, Unavailable
@@ -71,6 +71,7 @@ class PrefillWorker:
         self._server = server
         self._model: ModelFiles = await asyncio.to_thread(open_for, config)
         self._fingerprint = fingerprint_of(self._model, config)
+        memory = await asyncio.to_thread(shared_memory_for, self._model, config)
         self._transfers = TransferClient(
             worker_id=config.worker_id,
             epoch=config.epoch,
@@ -78,6 +79,7 @@ class PrefillWorker:
             config=config.transfer,
             faults=self._faults,
             connect=link.open_channel,
+            memory=memory,
         )
         service = worker_pb2.DESCRIPTOR.services_by_name["PrefillWorker"]
         server.add(worker_pb2_grpc.add_PrefillWorkerServicer_to_server, PrefillServicer(self), service)
@@ -86,7 +88,7 @@ class PrefillWorker:
             self.address = str(await server.start(Address(config.host, config.port)))
             full, kv_only = deepest_layers(config.allowed_policies(self.shape.num_layers), self.shape.num_layers)
             held = HeldLayers(full, kv_only, embedding=True, head=False)
-            resident = await asyncio.to_thread(load_resident, self._model, config, held, self._progress)
+            resident = await asyncio.to_thread(load_resident, self._model, config, held, self._progress, memory)
             vision = await asyncio.to_thread(load_vision, self._model, config, metrics.IMAGE_SECONDS.observe)
         except BaseException:
             await self._transfers.close()

@@ -25,6 +25,7 @@ _LINE_EVERY_S = 15.0  # where there is no terminal
 @click.option("--rate", type=float, default=0.0, help="Requests a second; default: 10 of random, 1.5 of others.")
 @click.option("--minutes", type=float, default=12.0, show_default=True, help="Of one model; later no request is sent.")
 @click.option("--local-ray", is_flag=True, help="The controller's own Ray, which dies with it: the controller is left alone.")
+@click.option("--transfer-backend", default="auto", show_default=True, help="As `shoal serve` takes it.")
 @click.option("--no-faults", is_flag=True, help="Leave transfers alone.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write everything there too.")
 @click.option("--keep-logs", type=click.Path(path_type=Path), help="A folder for the clusters' logs.")
@@ -36,6 +37,7 @@ def main(
     rate: float,
     minutes: float,
     local_ray: bool,
+    transfer_backend: str,
     no_faults: bool,
     json_path: Path | None,
     keep_logs: Path | None,
@@ -46,7 +48,17 @@ def main(
     console = Console()
     results: list[Result] = []
     for model, count in zip(models, counts, strict=True):
-        setting = Setting(model, count, seed, rate, kills, own_ray=not local_ray, faults=not no_faults, minutes=minutes)
+        setting = Setting(
+            model,
+            count,
+            seed,
+            rate,
+            kills,
+            own_ray=not local_ray,
+            faults=not no_faults,
+            minutes=minutes,
+            transfer_backend=transfer_backend,
+        )
         with tempfile.TemporaryDirectory(prefix="shoal-chaos-") as scratch:
             folder = keep_logs / model if keep_logs else Path(scratch)
             folder.mkdir(parents=True, exist_ok=True)

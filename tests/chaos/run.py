@@ -50,6 +50,7 @@ class Setting:
     own_ray: bool = True  # a Ray that outlives the controller, which may then be killed too
     deeds: frozenset[Deed] = frozenset(Deed)
     faults: bool = True
+    transfer_backend: str = "auto"
     minutes: float = 12.0  # no request is sent later
 
 
@@ -94,7 +95,7 @@ def run(setting: Setting, folder: Path, news: News) -> Result:
     reference.answer_all(plan.questions)
     reference_s = time.monotonic() - began
     arguments = ["--model", model, "--visibilities", ",".join(mix.visibilities)]
-    arguments += ["--kv-memory", "4MiB" if is_random else "256MiB"]
+    arguments += ["--kv-memory", "4MiB" if is_random else "256MiB", "--transfer-backend", setting.transfer_backend]
     with running(arguments, folder, own=setting.own_ray, faults=dict(FAULTS) if setting.faults else {}) as cluster:
         result = asyncio.run(_drive(setting, plan, mix.max_open, cluster, news, reference))
     result.reference_s = reference_s

@@ -105,9 +105,12 @@ class Endpoint:
         """Wait until nothing is held, and return the load."""
         return await self.until(
             pool,
-            lambda load: not (load.num_used_blocks or load.num_reservations or load.num_waiting_reqs or load.num_running_reqs),
+            lambda load: not (
+                load.num_used_blocks or load.num_reservations or load.num_waiting_reqs or load.num_running_reqs
+                or load.num_transfers_in_flight or load.outstanding_token_layers
+            ),
             timeout_s,
-        )
+        )  # fmt: skip
 
     async def close(self) -> None:
         await self._channel.close()

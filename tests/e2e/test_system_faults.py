@@ -20,8 +20,8 @@ from shoal.rpc import open_channel
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
-# every message waits before it is sent, so that a transfer of four layers takes over two seconds
-SLOW_SENDS = {"before-send": {"action": "delay", "delay_s": 0.6, "times": None}}
+# every message waits before it is read, so that a transfer of four layers takes over two seconds
+SLOW_READS = {"before-post": {"action": "delay", "delay_s": 1.2, "times": None}}
 ERROR_WITHIN_S = 2.0
 
 
@@ -31,7 +31,7 @@ def cluster(serve: Callable[..., Any], tiny_model: Path) -> Iterator[Any]:
     started = serve(
         *("--model", str(tiny_model), "--visibilities", "full,speed:2", "--prefill-workers", "2", "--decode-workers", "2"),
         *("--hang-timeout-s", "3", "--chaos"),
-        environment={"SHOAL_FAULTS": json.dumps(SLOW_SENDS)},
+        environment={"SHOAL_FAULTS": json.dumps(SLOW_READS)},
     )
     yield started
     if started.process.poll() is None:

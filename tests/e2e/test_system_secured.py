@@ -31,7 +31,7 @@ def test_serve_with_everything_on(serve: Callable[..., Cluster], tiny_model: Pat
     served, member = doors.issue("served", names="IP:127.0.0.1"), inner.issue("member")
     token = CliRunner().invoke(cli, ["token", "acme", "-f", str(tmp_path / "tokens")]).stdout.strip()
     cluster = serve(
-        "--model", str(tiny_model), "--grace-s", "2", "--tokens-file", str(tmp_path / "tokens"),
+        "--model", str(tiny_model), "--grace-s", "2", "--tokens-file", str(tmp_path / "tokens"), "--transfer-backend", "gloo",
         "--tls-cert", str(served.certificate), "--tls-key", str(served.key),
         "--cluster-tls-cert", str(member.certificate), "--cluster-tls-key", str(member.key), "--cluster-tls-ca", str(inner.ca),
     )  # fmt: skip

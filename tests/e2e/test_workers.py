@@ -114,7 +114,14 @@ def assert_equal(asks: Sequence[Ask], answers: Sequence[Answer], results: Sequen
 
 @pytest.mark.parametrize(
     ("backend", "prefill_budget", "decode_budget"),
-    [("gloo", 64, 64), ("gloo", 7, 3), ("gloo", 1, 512), ("ordered-gloo", 16, 16)],
+    [
+        ("gloo", 64, 64),
+        ("gloo", 7, 3),
+        ("gloo", 1, 512),
+        ("ordered-gloo", 16, 16),
+        ("shared-memory", 64, 64),
+        ("shared-memory", 7, 3),
+    ],
 )
 async def test_mixed_visibilities_equal_the_single_process(
     model: Path, shape: ModelShape, backend: str, prefill_budget: int, decode_budget: int

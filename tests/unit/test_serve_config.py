@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import socket
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,7 +100,7 @@ def test_a_configuration_crosses_as_json() -> None:
         ({"prefill_workers": True}, "prefill_workers must be a whole number"),
         ({"kv_memory": "many"}, "cannot read 'many' as a size"),
         ({"dtype": "float16"}, "choose one of float32, bfloat16"),
-        ({"transfer_backend": "tcp"}, "choose one of gloo"),
+        ({"transfer_backend": "tcp"}, "choose one of auto, gloo"),
         ({"listen": "50051"}, "HOST:PORT"),
         ({"visibilities": ""}, "at least one visibility"),
         ({"visibilities": "full,speed:2,speed:02"}, "'speed:2' is named twice"),
@@ -303,3 +304,23 @@ def test_no_message_of_kv_waits_for_a_second_prefill_step() -> None:
     for budget, given, entry_tokens in ((512, {}, 512), (8192, {}, 2048), (512, {"max_entry_tokens": 100}, 100)):
         config = ServeConfig.from_mapping({"token_budget": budget, "transfer": given})
         assert {config.worker(pool).transfer.max_entry_tokens for pool in Pool} == {entry_tokens}
+
+
+@pytest.mark.parametrize(
+    ("ray_address", "platform", "gpus", "asked", "backend"),
+    [
+        ("", "linux", (), "auto", "shared-memory"),
+        ("10.0.0.1:6379", "linux", (), "auto", "gloo"),
+        ("", "darwin", (), "auto", "gloo"),
+        ("", "linux", ("nvidia0",), "auto", "gloo"),
+        ("", "linux", (), "gloo", "gloo"),
+        ("10.0.0.1:6379", "linux", (), "shared-memory", "shared-memory"),
+    ],
+)
+def test_kv_crosses_in_shared_memory_only_where_all_workers_share_it(
+    monkeypatch: pytest.MonkeyPatch, ray_address: str, platform: str, gpus: tuple[str, ...], asked: str, backend: str
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(gpus))
+    config = ServeConfig(ray_address=ray_address, transfer_backend=asked)
+    assert config.kv_backend == config.worker(Pool.PREFILL, "prefill-0", 1).transfer.backend == backend

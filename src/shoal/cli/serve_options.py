@@ -53,7 +53,7 @@ HELP: Final[dict[str, str]] = {
     "max_image_mb": "Largest file of an image, in MB.",
     "max_images_mb": "All files of a request's images together, in MB.",
     "max_image_megapixels": "Most pixels of an image, in millions.",
-    "transfer_backend": "How KV crosses: gloo, nccl, or ordered-gloo (a strict double for tests).",
+    "transfer_backend": "How KV crosses: auto, gloo, nccl, shared-memory (on one machine), or ordered-gloo (a double for tests).",
     "worker_host": "The interface that workers, controller and metrics bind to; node: each worker its own Ray node's address.",
     "worker_port": "One gRPC port for all workers, each on a node of its own (--worker-host node); 0: any free one.",
     "worker_metrics_port": "Likewise for the workers' metrics; 0: numbered on from --metrics-port.",

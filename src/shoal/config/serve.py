@@ -15,7 +15,7 @@ from shoal.config.reading import check_choice, convert, named, nearest, read_add
 from shoal.config.router import HTTP_MAX_BODY_MB, body_bytes
 from shoal.config.shadow import ShadowConfig
 from shoal.config.tls import ClusterConfig, TlsConfig
-from shoal.config.transfer import BACKENDS, TransferConfig
+from shoal.config.transfer import AUTO, BACKENDS, TransferConfig, choose_backend
 from shoal.config.worker import NODE, Pool, WorkerConfig
 from shoal.errors import InvalidConfig, InvalidRequest
 from shoal.types import DType
@@ -72,7 +72,7 @@ class ServeConfig:
     max_image_mb: float = _IMAGES.max_image_mb
     max_images_mb: float = _IMAGES.max_images_mb
     max_image_megapixels: float = _IMAGES.max_image_megapixels
-    transfer_backend: str = "gloo"
+    transfer_backend: str = AUTO
     worker_host: str = "127.0.0.1"  # the interface workers and the controller bind to; "node": each worker its Ray node's address
     worker_port: int = 0  # gRPC of every worker, where each has a node to itself; 0: any free port
     worker_metrics_port: int = 0  # likewise, its /metrics; 0: numbered on from metrics_port
@@ -105,7 +105,7 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         check_choice("dtype", self.dtype, tuple(DType))
-        check_choice("transfer_backend", self.transfer_backend, BACKENDS)
+        check_choice("transfer_backend", self.transfer_backend, (AUTO, *BACKENDS))
         check_choice("log_level", self.log_level, LEVELS)
         check_choice("log_format", self.log_format, FORMATS)
         if self.colocated and self.prefill_workers:
@@ -318,6 +318,11 @@ class ServeConfig:
         with named(name):
             return parse_cpus(getattr(self, name))
 
+    @property
+    def kv_backend(self) -> str:
+        """How KV crosses: as asked, or what suits where the workers run."""
+        return choose_backend(on_one_machine=not self.ray_address) if self.transfer_backend == AUTO else self.transfer_backend
+
     def worker(self, pool: Pool, worker_id: str = "", epoch: int = 0) -> WorkerConfig:
         """What one worker of a pool is told. Raises InvalidConfig."""
         transfer = self.transfer.within(self.token_budget)
@@ -345,7 +350,7 @@ class ServeConfig:
             host=self.worker_host,
             port=self.worker_port,
             cluster=self.cluster,
-            transfer=replace(transfer, backend=self.transfer_backend, host=self.worker_host),
+            transfer=replace(transfer, backend=self.kv_backend, host=self.worker_host),
             chaos=self.chaos,
         )
 

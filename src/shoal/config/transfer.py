@@ -1,11 +1,22 @@
 """Settings of the KV transfer. What both ends must share travels in the fingerprint."""
 
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
 from shoal.errors import InvalidConfig
 
-BACKENDS = ("gloo", "nccl", "ordered-gloo")
+SHARED_MEMORY = "shared-memory"
+AUTO = "auto"  # of `shoal serve`; a worker is told one of the others
+BACKENDS = ("gloo", "nccl", SHARED_MEMORY, "ordered-gloo")
+
+
+def choose_backend(*, on_one_machine: bool) -> str:
+    """Shared memory where all workers run on this machine and compute on its CPUs, else Gloo."""
+    has_gpu = any(Path("/dev").glob("nvidia[0-9]*"))
+    return SHARED_MEMORY if on_one_machine and sys.platform.startswith("linux") and not has_gpu else "gloo"
+
 
 # Must stand in a worker's environment before torch is imported: else a dead peer takes the survivor down with it, and each
 # pair holds more GPU memory than its traffic needs (torch's and NCCL's documentation).

@@ -4,6 +4,7 @@ A Ray actor class derives from it; everything that crosses is text or serialised
 """
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -28,6 +29,15 @@ def process_host() -> str:
         return f"{socket.gethostname()}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return socket.gethostname()
+
+
+def freeze_heap() -> None:
+    """Leave what lives as long as the process out of later garbage collections.
+
+    Beside torch a full one walks 300,000 objects and stops every stream of a worker for 160 ms.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 class Worker(Protocol):
@@ -87,6 +97,7 @@ class HostedWorker:
     async def _start(self) -> None:
         self._worker = self.make_worker(self._config)
         await self._worker.start()
+        freeze_heap()
         if listen := os.environ.get("SHOAL_METRICS_LISTEN"):
             address = Address.parse(listen, "SHOAL_METRICS_LISTEN")
             serve_metrics(Address(self._config.host, address.port) if address.host == NODE else address, self._config.cluster)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from shoal.pb.internal.v1 import worker_pb2 as shoal_dot_pb_dot_internal_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#shoal/pb/internal/v1/transfer.proto\x12\x11shoal.internal.v1\x1a!shoal/pb/internal/v1/worker.proto\"\xd7\x02\n\rSenderMessage\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.shoal.internal.v1.HelloH\x00\x12\'\n\x04open\x18\x02 \x01(\x0b\x32\x17.shoal.internal.v1.OpenH\x00\x12)\n\x05ready\x18\x03 \x01(\x0b\x32\x18.shoal.internal.v1.ReadyH\x00\x12-\n\x07trailer\x18\x04 \x01(\x0b\x32\x1a.shoal.internal.v1.TrailerH\x00\x12%\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x16.shoal.internal.v1.EndH\x00\x12\x31\n\theartbeat\x18\x06 \x01(\x0b\x32\x1c.shoal.internal.v1.HeartbeatH\x00\x12\x33\n\nrendezvous\x18\x07 \x01(\x0b\x32\x1d.shoal.internal.v1.RendezvousH\x00\x42\t\n\x07message\"\x82\x03\n\x0fReceiverMessage\x12-\n\x07welcome\x18\x01 \x01(\x0b\x32\x1a.shoal.internal.v1.WelcomeH\x00\x12+\n\x06\x61\x63\x63\x65pt\x18\x02 \x01(\x0b\x32\x19.shoal.internal.v1.AcceptH\x00\x12+\n\x06reject\x18\x03 \x01(\x0b\x32\x19.shoal.internal.v1.RejectH\x00\x12#\n\x02go\x18\x04 \x01(\x0b\x32\x15.shoal.internal.v1.GoH\x00\x12\'\n\x04skip\x18\x05 \x01(\x0b\x32\x17.shoal.internal.v1.SkipH\x00\x12%\n\x03\x61\x63k\x18\x06 \x01(\x0b\x32\x16.shoal.internal.v1.AckH\x00\x12\x31\n\theartbeat\x18\x07 \x01(\x0b\x32\x1c.shoal.internal.v1.HeartbeatH\x00\x12\x33\n\nrendezvous\x18\x08 \x01(\x0b\x32\x1d.shoal.internal.v1.RendezvousH\x00\x42\t\n\x07message\"\x9f\x01\n\x05Hello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x33\n\x0b\x66ingerprint\x18\x03 \x01(\x0b\x32\x1e.shoal.internal.v1.Fingerprint\x12\x18\n\x10\x64\x65\x63ode_worker_id\x18\x04 \x01(\t\x12\x14\n\x0c\x64\x65\x63ode_epoch\x18\x05 \x01(\x04\x12\x0f\n\x07\x62\x61\x63kend\x18\x06 \x01(\t\"$\n\x07Welcome\x12\x13\n\x0bheartbeat_s\x18\x04 \x01(\x01J\x04\x08\x01\x10\x04\"(\n\nRendezvous\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"*\n\x04Open\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x0e\n\x06handle\x18\x02 \x01(\x0c\"\x1c\n\x06\x41\x63\x63\x65pt\x12\x12\n\nattempt_id\x18\x01 \x01(\t\":\n\x06Reject\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"Z\n\x05Ready\x12\t\n\x01n\x18\x01 \x01(\x04\x12\x12\n\nattempt_id\x18\x02 \x01(\t\x12\r\n\x05\x65ntry\x18\x03 \x01(\r\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\x10\n\x08num_more\x18\x05 \x01(\r\"\x0f\n\x02Go\x12\t\n\x01n\x18\x01 \x01(\x04\"\x11\n\x04Skip\x12\t\n\x01n\x18\x01 \x01(\x04\"/\n\x07Trailer\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x10\n\x08\x63hecksum\x18\x02 \x01(\r\"\x19\n\x03\x41\x63k\x12\x12\n\nattempt_id\x18\x01 \x01(\t\"I\n\x03\x45nd\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x13\n\x06last_n\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x03 \x01(\tB\t\n\x07_last_n\"\x1d\n\tHeartbeat\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x32_\n\x08Transfer\x12S\n\x07\x43ontrol\x12 .shoal.internal.v1.SenderMessage\x1a\".shoal.internal.v1.ReceiverMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#shoal/pb/internal/v1/transfer.proto\x12\x11shoal.internal.v1\x1a!shoal/pb/internal/v1/worker.proto\"\xd7\x02\n\rSenderMessage\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.shoal.internal.v1.HelloH\x00\x12\'\n\x04open\x18\x02 \x01(\x0b\x32\x17.shoal.internal.v1.OpenH\x00\x12)\n\x05ready\x18\x03 \x01(\x0b\x32\x18.shoal.internal.v1.ReadyH\x00\x12-\n\x07trailer\x18\x04 \x01(\x0b\x32\x1a.shoal.internal.v1.TrailerH\x00\x12%\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x16.shoal.internal.v1.EndH\x00\x12\x31\n\theartbeat\x18\x06 \x01(\x0b\x32\x1c.shoal.internal.v1.HeartbeatH\x00\x12\x33\n\nrendezvous\x18\x07 \x01(\x0b\x32\x1d.shoal.internal.v1.RendezvousH\x00\x42\t\n\x07message\"\x82\x03\n\x0fReceiverMessage\x12-\n\x07welcome\x18\x01 \x01(\x0b\x32\x1a.shoal.internal.v1.WelcomeH\x00\x12+\n\x06\x61\x63\x63\x65pt\x18\x02 \x01(\x0b\x32\x19.shoal.internal.v1.AcceptH\x00\x12+\n\x06reject\x18\x03 \x01(\x0b\x32\x19.shoal.internal.v1.RejectH\x00\x12#\n\x02go\x18\x04 \x01(\x0b\x32\x15.shoal.internal.v1.GoH\x00\x12\'\n\x04skip\x18\x05 \x01(\x0b\x32\x17.shoal.internal.v1.SkipH\x00\x12%\n\x03\x61\x63k\x18\x06 \x01(\x0b\x32\x16.shoal.internal.v1.AckH\x00\x12\x31\n\theartbeat\x18\x07 \x01(\x0b\x32\x1c.shoal.internal.v1.HeartbeatH\x00\x12\x33\n\nrendezvous\x18\x08 \x01(\x0b\x32\x1d.shoal.internal.v1.RendezvousH\x00\x42\t\n\x07message\"\xcc\x01\n\x05Hello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x33\n\x0b\x66ingerprint\x18\x03 \x01(\x0b\x32\x1e.shoal.internal.v1.Fingerprint\x12\x18\n\x10\x64\x65\x63ode_worker_id\x18\x04 \x01(\t\x12\x14\n\x0c\x64\x65\x63ode_epoch\x18\x05 \x01(\x04\x12\x0f\n\x07\x62\x61\x63kend\x18\x06 \x01(\t\x12+\n\x04pool\x18\x07 \x01(\x0b\x32\x1d.shoal.internal.v1.SharedPool\"P\n\nSharedPool\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x12\n\ndescriptor\x18\x02 \x01(\r\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06secret\x18\x04 \x01(\x0c\"$\n\x07Welcome\x12\x13\n\x0bheartbeat_s\x18\x04 \x01(\x01J\x04\x08\x01\x10\x04\"(\n\nRendezvous\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"*\n\x04Open\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x0e\n\x06handle\x18\x02 \x01(\x0c\"\x1c\n\x06\x41\x63\x63\x65pt\x12\x12\n\nattempt_id\x18\x01 \x01(\t\":\n\x06Reject\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x81\x01\n\x05Ready\x12\t\n\x01n\x18\x01 \x01(\x04\x12\x12\n\nattempt_id\x18\x02 \x01(\t\x12\r\n\x05\x65ntry\x18\x03 \x01(\r\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\x10\n\x08num_more\x18\x05 \x01(\r\x12%\n\x04lent\x18\x06 \x01(\x0b\x32\x17.shoal.internal.v1.Lent\"\xbe\x01\n\x04Lent\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12*\n\x05lower\x18\x03 \x01(\x0b\x32\x1b.shoal.internal.v1.BlockIds\x12*\n\x05upper\x18\x04 \x01(\x0b\x32\x1b.shoal.internal.v1.BlockIds\x12+\n\x06states\x18\x05 \x01(\x0b\x32\x1b.shoal.internal.v1.BlockIds\x12\x13\n\x0b\x66irst_state\x18\x06 \x01(\r\">\n\x08\x42lockIds\x12\x13\n\x0b\x66irst_layer\x18\x01 \x01(\r\x12\x10\n\x08num_rows\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x01(\x0c\"\x0f\n\x02Go\x12\t\n\x01n\x18\x01 \x01(\x04\"\x11\n\x04Skip\x12\t\n\x01n\x18\x01 \x01(\x04\"/\n\x07Trailer\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x10\n\x08\x63hecksum\x18\x02 \x01(\r\"\x19\n\x03\x41\x63k\x12\x12\n\nattempt_id\x18\x01 \x01(\t\"I\n\x03\x45nd\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x13\n\x06last_n\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x03 \x01(\tB\t\n\x07_last_n\"\x1d\n\tHeartbeat\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x32_\n\x08Transfer\x12S\n\x07\x43ontrol\x12 .shoal.internal.v1.SenderMessage\x1a\".shoal.internal.v1.ReceiverMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,31 +37,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RECEIVERMESSAGE']._serialized_start=440
   _globals['_RECEIVERMESSAGE']._serialized_end=826
   _globals['_HELLO']._serialized_start=829
-  _globals['_HELLO']._serialized_end=988
-  _globals['_WELCOME']._serialized_start=990
-  _globals['_WELCOME']._serialized_end=1026
-  _globals['_RENDEZVOUS']._serialized_start=1028
-  _globals['_RENDEZVOUS']._serialized_end=1068
-  _globals['_OPEN']._serialized_start=1070
-  _globals['_OPEN']._serialized_end=1112
-  _globals['_ACCEPT']._serialized_start=1114
-  _globals['_ACCEPT']._serialized_end=1142
-  _globals['_REJECT']._serialized_start=1144
-  _globals['_REJECT']._serialized_end=1202
-  _globals['_READY']._serialized_start=1204
-  _globals['_READY']._serialized_end=1294
-  _globals['_GO']._serialized_start=1296
-  _globals['_GO']._serialized_end=1311
-  _globals['_SKIP']._serialized_start=1313
-  _globals['_SKIP']._serialized_end=1330
-  _globals['_TRAILER']._serialized_start=1332
-  _globals['_TRAILER']._serialized_end=1379
-  _globals['_ACK']._serialized_start=1381
-  _globals['_ACK']._serialized_end=1406
-  _globals['_END']._serialized_start=1408
-  _globals['_END']._serialized_end=1481
-  _globals['_HEARTBEAT']._serialized_start=1483
-  _globals['_HEARTBEAT']._serialized_end=1512
-  _globals['_TRANSFER']._serialized_start=1514
-  _globals['_TRANSFER']._serialized_end=1609
+  _globals['_HELLO']._serialized_end=1033
+  _globals['_SHAREDPOOL']._serialized_start=1035
+  _globals['_SHAREDPOOL']._serialized_end=1115
+  _globals['_WELCOME']._serialized_start=1117
+  _globals['_WELCOME']._serialized_end=1153
+  _globals['_RENDEZVOUS']._serialized_start=1155
+  _globals['_RENDEZVOUS']._serialized_end=1195
+  _globals['_OPEN']._serialized_start=1197
+  _globals['_OPEN']._serialized_end=1239
+  _globals['_ACCEPT']._serialized_start=1241
+  _globals['_ACCEPT']._serialized_end=1269
+  _globals['_REJECT']._serialized_start=1271
+  _globals['_REJECT']._serialized_end=1329
+  _globals['_READY']._serialized_start=1332
+  _globals['_READY']._serialized_end=1461
+  _globals['_LENT']._serialized_start=1464
+  _globals['_LENT']._serialized_end=1654
+  _globals['_BLOCKIDS']._serialized_start=1656
+  _globals['_BLOCKIDS']._serialized_end=1718
+  _globals['_GO']._serialized_start=1720
+  _globals['_GO']._serialized_end=1735
+  _globals['_SKIP']._serialized_start=1737
+  _globals['_SKIP']._serialized_end=1754
+  _globals['_TRAILER']._serialized_start=1756
+  _globals['_TRAILER']._serialized_end=1803
+  _globals['_ACK']._serialized_start=1805
+  _globals['_ACK']._serialized_end=1830
+  _globals['_END']._serialized_start=1832
+  _globals['_END']._serialized_end=1905
+  _globals['_HEARTBEAT']._serialized_start=1907
+  _globals['_HEARTBEAT']._serialized_end=1936
+  _globals['_TRANSFER']._serialized_start=1938
+  _globals['_TRANSFER']._serialized_end=2033
 # @@protoc_insertion_point(module_scope)

@@ -44,20 +44,34 @@ class ReceiverMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., accept: _Optional[_Union[Accept, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., skip: _Optional[_Union[Skip, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("worker_id", "epoch", "fingerprint", "decode_worker_id", "decode_epoch", "backend")
+    __slots__ = ("worker_id", "epoch", "fingerprint", "decode_worker_id", "decode_epoch", "backend", "pool")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     DECODE_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     DECODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: int
     fingerprint: _worker_pb2.Fingerprint
     decode_worker_id: str
     decode_epoch: int
     backend: str
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[_Union[_worker_pb2.Fingerprint, _Mapping]] = ..., decode_worker_id: _Optional[str] = ..., decode_epoch: _Optional[int] = ..., backend: _Optional[str] = ...) -> None: ...
+    pool: SharedPool
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[_Union[_worker_pb2.Fingerprint, _Mapping]] = ..., decode_worker_id: _Optional[str] = ..., decode_epoch: _Optional[int] = ..., backend: _Optional[str] = ..., pool: _Optional[_Union[SharedPool, _Mapping]] = ...) -> None: ...
+
+class SharedPool(_message.Message):
+    __slots__ = ("pid", "descriptor", "num_bytes", "secret")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    descriptor: int
+    num_bytes: int
+    secret: bytes
+    def __init__(self, pid: _Optional[int] = ..., descriptor: _Optional[int] = ..., num_bytes: _Optional[int] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("heartbeat_s",)
@@ -98,18 +112,46 @@ class Reject(_message.Message):
     def __init__(self, attempt_id: _Optional[str] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("n", "attempt_id", "entry", "num_bytes", "num_more")
+    __slots__ = ("n", "attempt_id", "entry", "num_bytes", "num_more", "lent")
     N_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRY_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_MORE_FIELD_NUMBER: _ClassVar[int]
+    LENT_FIELD_NUMBER: _ClassVar[int]
     n: int
     attempt_id: str
     entry: int
     num_bytes: int
     num_more: int
-    def __init__(self, n: _Optional[int] = ..., attempt_id: _Optional[str] = ..., entry: _Optional[int] = ..., num_bytes: _Optional[int] = ..., num_more: _Optional[int] = ...) -> None: ...
+    lent: Lent
+    def __init__(self, n: _Optional[int] = ..., attempt_id: _Optional[str] = ..., entry: _Optional[int] = ..., num_bytes: _Optional[int] = ..., num_more: _Optional[int] = ..., lent: _Optional[_Union[Lent, _Mapping]] = ...) -> None: ...
+
+class Lent(_message.Message):
+    __slots__ = ("slot", "number", "lower", "upper", "states", "first_state")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    LOWER_FIELD_NUMBER: _ClassVar[int]
+    UPPER_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STATE_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    number: int
+    lower: BlockIds
+    upper: BlockIds
+    states: BlockIds
+    first_state: int
+    def __init__(self, slot: _Optional[int] = ..., number: _Optional[int] = ..., lower: _Optional[_Union[BlockIds, _Mapping]] = ..., upper: _Optional[_Union[BlockIds, _Mapping]] = ..., states: _Optional[_Union[BlockIds, _Mapping]] = ..., first_state: _Optional[int] = ...) -> None: ...
+
+class BlockIds(_message.Message):
+    __slots__ = ("first_layer", "num_rows", "ids")
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    first_layer: int
+    num_rows: int
+    ids: bytes
+    def __init__(self, first_layer: _Optional[int] = ..., num_rows: _Optional[int] = ..., ids: _Optional[bytes] = ...) -> None: ...
 
 class Go(_message.Message):
     __slots__ = ("n",)
