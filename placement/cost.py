@@ -6,6 +6,7 @@ tokens, α anchors, t decode tokens. The router balances by token-layers; placem
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shoal.placement.arithmetic import num_decode_tokens
 from shoal.types import ModelShape
@@ -69,14 +70,9 @@ def request_cost(
     """
     split, num_layers = visibility.split(num_prompt_tokens), shape.num_layers
     num_prefill, num_anchors, depth = split.num_prefill_tokens, split.num_anchor_tokens, visibility.depth(num_layers)
-    num_upper = num_layers - depth
+    work = _work(shape, visibility, num_prompt_tokens, num_generated_tokens, num_prefill_cached, num_decode_cached)
+    num_run, num_new_anchors, num_decode = work.num_run, work.num_new_anchors, work.num_decode
     weights, kv_weights = layer_weights(shape), kv_projection_weights(shape)
-    num_run = max(0, num_prefill - num_prefill_cached) if num_decode_cached < num_prefill else 0
-    num_new_anchors = max(0, num_anchors - num_decode_cached)
-    is_pop = visibility.kind is VisibilityKind.POP
-    num_projected_early = num_run * num_upper if is_pop and not visibility.late else 0
-    num_projected_late = max(0, num_prefill - num_decode_cached) * num_upper if is_pop and visibility.late else 0
-    num_decode = num_decode_tokens(visibility, num_prompt_tokens, num_generated_tokens)
 
     prefill_pairs = decode_pairs = 0
     for layer in range(num_layers):
@@ -93,16 +89,72 @@ def request_cost(
 
     def leg(num_token_layers: int, num_projected: int, num_pairs: int, head_flops: int) -> LegCost:
         return LegCost(
-            num_token_layers + round(num_projected * kv_weights / weights),
+            _token_layers(shape, num_token_layers, num_projected),
             2 * (num_token_layers * weights + num_projected * kv_weights) + head_flops,
             4 * shape.num_heads * shape.head_dim * num_pairs,
         )
 
     head_flops = 2 * shape.hidden_size * shape.vocab_size * num_generated_tokens
     return RequestCost(
-        leg(num_run * depth, num_projected_early, prefill_pairs, 0),
-        leg(num_new_anchors * num_upper + num_decode * num_layers, num_projected_late, decode_pairs, head_flops),
+        leg(work.prefill_token_layers, work.num_projected_early, prefill_pairs, 0),
+        leg(work.decode_token_layers, work.num_projected_late, decode_pairs, head_flops),
     )
+
+
+def request_token_layers(
+    shape: ModelShape, visibility: Visibility, num_prompt_tokens: int, num_generated_tokens: int
+) -> tuple[int, int]:
+    """`token_layers` of both legs of `request_cost`, prefill's first, with nothing cached: what balance goes by."""
+    work = _work(shape, visibility, num_prompt_tokens, num_generated_tokens, 0, 0)
+    return (
+        _token_layers(shape, work.prefill_token_layers, work.num_projected_early),
+        _token_layers(shape, work.decode_token_layers, work.num_projected_late),
+    )
+
+
+class _Work(NamedTuple):
+    """What runs of one request, in tokens and in tokens × layers."""
+
+    num_run: int
+    num_new_anchors: int
+    num_decode: int
+    num_projected_early: int
+    num_projected_late: int
+    prefill_token_layers: int
+    decode_token_layers: int
+
+
+def _work(
+    shape: ModelShape,
+    visibility: Visibility,
+    num_prompt: int,
+    num_generated: int,
+    num_prefill_cached: int,
+    num_decode_cached: int,
+) -> _Work:
+    split, num_layers = visibility.split(num_prompt), shape.num_layers
+    depth = visibility.depth(num_layers)
+    num_upper, num_prefill = num_layers - depth, split.num_prefill_tokens
+    num_run = max(0, num_prefill - num_prefill_cached) if num_decode_cached < num_prefill else 0
+    num_new_anchors = max(0, split.num_anchor_tokens - num_decode_cached)
+    is_pop = visibility.kind is VisibilityKind.POP
+    num_decode = num_decode_tokens(visibility, num_prompt, num_generated)
+    return _Work(
+        num_run=num_run,
+        num_new_anchors=num_new_anchors,
+        num_decode=num_decode,
+        num_projected_early=num_run * num_upper if is_pop and not visibility.late else 0,
+        num_projected_late=max(0, num_prefill - num_decode_cached) * num_upper if is_pop and visibility.late else 0,
+        prefill_token_layers=num_run * depth,
+        decode_token_layers=num_new_anchors * num_upper + num_decode * num_layers,
+    )
+
+
+def _token_layers(shape: ModelShape, num_token_layers: int, num_projected: int) -> int:
+    """A K/V projection counts as its share of a layer's weights."""
+    if not num_projected:
+        return num_token_layers
+    return num_token_layers + round(num_projected * kv_projection_weights(shape) / layer_weights(shape))
 
 
 def kv_layer_tokens_read(shape: ModelShape, visibility: Visibility, num_prompt_tokens: int, num_decode_tokens: int) -> int:

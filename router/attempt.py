@@ -16,7 +16,6 @@ import grpc
 from shoal.config.logs import log_event, loggable
 from shoal.errors import Cancelled, DeadlineExceeded, InternalError, Preempted, ShoalError, Unavailable
 from shoal.pb.internal.v1 import worker_pb2
-from shoal.placement.cost import RequestCost
 from shoal.router.attempt_state import AttemptState, Progress
 from shoal.router.instruments import PREFILLS
 from shoal.router.legs import DispatchRequest, decode_message, prefill_message, read_end, read_tokens
@@ -57,10 +56,11 @@ class Attempt:
         replays: Mapping[int, tuple[int, ...]],
         decode: Worker,
         prefill: Worker | None,
-        cost: RequestCost,
+        cost: tuple[int, int],
         local_prefill: worker_pb2.LocalPrefill,
     ) -> None:
-        """`replays`: the children that still run, and what each has generated so far. `local_prefill`: when decode prefills."""
+        """`replays`: the children that still run, and what each has generated so far. `cost`: token-layers of prefill and decode.
+        `local_prefill`: when decode prefills."""
         self.report = AttemptReport(decode_worker=decode.worker_id)
         self._request = request
         self._local_prefill = local_prefill
@@ -73,9 +73,9 @@ class Attempt:
         self._failure: ShoalError | None = None
         self._decode_begun_at = self._prefill_begun_at = 0.0  # as the breakers' clock tells it
         self._at_fault: set[tuple[str, int]] = set()  # of `report.failed` those that failed, rather than refused
-        self._decode_debt = _Debt(decode, cost.decode.token_layers)
-        self._prefill_debt = _Debt(prefill, cost.prefill.token_layers) if prefill is not None else None
-        self._local_debt = _Debt(decode, cost.prefill.token_layers if prefill is None else 0)
+        self._decode_debt = _Debt(decode, cost[1])
+        self._prefill_debt = _Debt(prefill, cost[0]) if prefill is not None else None
+        self._local_debt = _Debt(decode, cost[0] if prefill is None else 0)
 
     @property
     def was_handed_over(self) -> bool:
@@ -177,7 +177,7 @@ class Attempt:
 
     async def settle(self) -> None:
         """Wait, not for long, for the prefill leg's own figures."""
-        if self._prefill_task is not None:
+        if self._prefill_task is not None and not self._prefill_task.done():
             await asyncio.wait({self._prefill_task}, timeout=_PREFILL_REPORT_S)
 
     async def _end(self) -> None:

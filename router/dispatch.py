@@ -8,7 +8,7 @@ hands over goes on in the same way, and uses none of the tries that a request ha
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -17,8 +17,8 @@ from shoal.config.disaggregation import NEVER_LOCAL, DisaggregationRule
 from shoal.config.logs import log_event, loggable
 from shoal.errors import CapacityExceeded, Preempted, ShoalError, Unavailable, Unsupported
 from shoal.pb.internal.v1 import worker_pb2
-from shoal.placement.balance import WorkerLoadView, choose_pair
-from shoal.placement.cost import request_cost
+from shoal.placement.balance import choose_pair
+from shoal.placement.cost import request_token_layers
 from shoal.router.affinity import PrefixMemory
 from shoal.router.attempt import Attempt, AttemptReport
 from shoal.router.gate import Gate
@@ -81,9 +81,12 @@ class Dispatcher:
 
     def start(self, request: DispatchRequest) -> "Dispatch":
         """Prepare to run a request; nothing is sent before its tokens are asked for."""
-        return Dispatch(self, replace(request, caller=self.caller))
+        digests = self._memory.digests(request, self._shape.num_layers)
+        return Dispatch(self, replace(request, caller=self.caller, arrived=time.monotonic()), digests)
 
-    def choose(self, request: DispatchRequest, failed: set[tuple[str, int]], full: set[tuple[str, int]]) -> Placed:
+    def choose(
+        self, request: DispatchRequest, digests: Sequence[bytes], failed: set[tuple[str, int]], full: set[tuple[str, int]]
+    ) -> Placed:
         """A decode worker and, unless it runs the prefill tokens itself, a prefill worker. Raises Unavailable with words.
 
         What decode has cached is known only to itself, so it may yet run what a prefill worker was chosen for, never the reverse.
@@ -93,14 +96,15 @@ class Dispatcher:
         needs_prefill = self.gate.needs_prefill(request)
         if needs_prefill and self._falls_back and not request.images:
             try:
-                return self._choose(request, failed, full, needs_prefill=True, spares_prefill=True)
+                return self._choose(request, digests, failed, full, needs_prefill=True, spares_prefill=True)
             except Unavailable:
-                return replace(self._choose(request, failed, full, needs_prefill=False), falls_back=True)
-        return self._choose(request, failed, full, needs_prefill=needs_prefill)
+                return replace(self._choose(request, digests, failed, full, needs_prefill=False), falls_back=True)
+        return self._choose(request, digests, failed, full, needs_prefill=needs_prefill)
 
     def _choose(
         self,
         request: DispatchRequest,
+        digests: Sequence[bytes],
         failed: set[tuple[str, int]],
         full: set[tuple[str, int]],
         *,
@@ -115,14 +119,14 @@ class Dispatcher:
                 raise Unsupported("images need a pool of prefill workers, which this cluster has not (it is colocated)")
         silent = {w.key for workers in pools.values() for w in workers.values() if not w.answers}
         decoders = {worker.key for worker in pools[DECODE].values()}
-        held = self._memory.held(self._memory.digests(request, self._shape.num_layers))
+        held, depth = self._memory.held(digests), request.visibility.depth(self._shape.num_layers)
         avoidances = [failed | silent, failed, failed - decoders, failed & decoders, set()]
         for avoided in avoidances[: 3 if spares_prefill else 5]:
             excluded = frozenset(w.worker_id for workers in pools.values() for w in workers.values() if w.key in avoided)
             try:
                 pair = choose_pair(
-                    [_view(worker, held, request, self._shape) for worker in pools[DECODE].values()],
-                    [_view(worker, held, request, self._shape) for worker in pools[PREFILL].values()],
+                    [worker.view(held.get(worker.key, 0) * depth) for worker in pools[DECODE].values()],
+                    [worker.view(held.get(worker.key, 0) * depth) for worker in pools[PREFILL].values()],
                     request.placed_visibility,
                     self._rng,
                     needs_prefill=needs_prefill,
@@ -135,12 +139,15 @@ class Dispatcher:
             return Placed(pools[DECODE][pair.decode.worker_id], prefill)
         raise reason
 
-    def attempt(self, request: DispatchRequest, replays: Mapping[int, tuple[int, ...]], placed: Placed) -> Attempt:
+    def attempt(
+        self, request: DispatchRequest, digests: Sequence[bytes], replays: Mapping[int, tuple[int, ...]], placed: Placed
+    ) -> Attempt:
+        """The next try of a request, on these workers; they are remembered for prompts that begin alike."""
         workers = [worker for worker in (placed.decode, placed.prefill) if worker is not None]
         if not request.is_shadow:
-            self._memory.sent(self._memory.digests(request, self._shape.num_layers), [worker.key for worker in workers])
+            self._memory.sent(digests, [worker.key for worker in workers])
         num_tokens = len(replays) * min(request.num_expected_tokens, _EXPECTED_TOKENS)
-        cost = request_cost(self._shape, request.visibility, len(request.prompt_ids), num_tokens)
+        cost = request_token_layers(self._shape, request.visibility, len(request.prompt_ids), num_tokens)
         local = worker_pb2.LocalPrefill(
             below_tokens=self._rule.local_prefill_tokens,
             cached_share=self._rule.local_cached_share,
@@ -152,18 +159,14 @@ class Dispatcher:
         return report.num_retries - report.num_handovers < self._max_retries
 
 
-def _view(worker: Worker, held: Mapping[tuple[str, int], int], request: DispatchRequest, shape: ModelShape) -> WorkerLoadView:
-    """What placement compares, with what the worker probably need not run of this request."""
-    return replace(worker.view, held_token_layers=held.get(worker.key, 0) * request.visibility.depth(shape.num_layers))
-
-
 class Dispatch:
     """One request on its way, over as many attempts as it takes."""
 
-    def __init__(self, dispatcher: Dispatcher, request: DispatchRequest) -> None:
+    def __init__(self, dispatcher: Dispatcher, request: DispatchRequest, digests: Sequence[bytes]) -> None:
         self.report = DispatchReport(notices=list(request.notices))
         self._dispatcher = dispatcher
-        self._request = replace(request, arrived=time.monotonic())
+        self._request = request
+        self._digests = digests  # of the prompt's beginning
         self._attempt: Attempt | None = None
         self._token_ids: dict[int, list[int]] = {index: [] for index in range(request.num_children)}  # of what still runs
         self._num_scored = 0
@@ -181,14 +184,14 @@ class Dispatch:
         error: ShoalError | None = None
         while self._token_ids:
             try:
-                placed = self._dispatcher.choose(self._request, failed, full)
+                placed = self._dispatcher.choose(self._request, self._digests, failed, full)
             except Unavailable as nobody:
                 raise error or nobody from None
             replays = {index: tuple(token_ids) for index, token_ids in self._token_ids.items()}
             if placed.falls_back:
                 self._declare("no prefill worker can take the request: its prompt is prefilled on the decode worker", "prefill")
             self._dispatcher.gate.sent(self._request, placed.decode, placed.prefill)
-            self._attempt = self._dispatcher.attempt(self._request, replays, placed)
+            self._attempt = self._dispatcher.attempt(self._request, self._digests, replays, placed)
             self.report.attempt = self._attempt.report
             try:
                 async with aclosing(self._attempt.outputs()) as batches:

@@ -4,7 +4,10 @@ Every text and every list of the request messages has its line here (a test hold
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
+
+from google.protobuf.descriptor import FieldDescriptor
 
 from shoal.errors import InvalidRequest
 
@@ -71,8 +74,7 @@ def check_sizes(message: Any, path: str = "") -> None:
     """
     for field, value in message.ListFields():
         where = f"{path}.{field.name}" if path else str(field.name)
-        size = FIELD_SIZES.get(f"{field.containing_type.name}.{field.name}", ELSEWHERE)
-        most, most_each = size if isinstance(size, tuple) else (size, ELSEWHERE)
+        most, most_each = _limits(field)
         if most != ELSEWHERE and len(value) > most:
             unit = "entries" if field.is_repeated else "characters"
             raise InvalidRequest(f"{where} has {len(value)} {unit}; send at most {most}")
@@ -80,3 +82,11 @@ def check_sizes(message: Any, path: str = "") -> None:
             raise InvalidRequest(f"{where} has an entry of {longest} characters; send at most {most_each}")
         if field.message_type is not None and not field.is_repeated:
             check_sizes(value, where)
+
+
+@lru_cache(maxsize=1024)
+def _limits(field: FieldDescriptor) -> tuple[int, int]:
+    """Of a field: how many, and how long each entry of a list of texts."""
+    owner = field.containing_type
+    size = FIELD_SIZES.get(f"{owner.name if owner is not None else ''}.{field.name}", ELSEWHERE)
+    return size if isinstance(size, tuple) else (size, ELSEWHERE)

@@ -7,17 +7,19 @@ one. So with several routers at most what the others sent within one report's in
 import math
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
 
 from shoal.config.disaggregation import NEVER_LOCAL, DisaggregationRule
 from shoal.placement.admission import ComputeReport, RoomReport, WaitBounds
-from shoal.placement.cost import request_cost
+from shoal.placement.cost import request_token_layers
 from shoal.placement.disaggregate import PrefillSite, choose_prefill_site
 from shoal.placement.reservation import decode_reservation
 from shoal.router.instruments import PREDICTED_WAIT, REFUSED
 from shoal.router.legs import DispatchRequest
 from shoal.router.registry import Registry
 from shoal.router.worker import DECODE, PREFILL, Worker
-from shoal.types import ModelShape, Priority
+from shoal.types import DType, ModelShape, Priority
+from shoal.visibility import Visibility
 
 Key = tuple[str, int]
 
@@ -38,6 +40,7 @@ class Gate:
         self._shape = shape
         self._max_wait_s = max_wait_s or math.inf
         self._clock = clock
+        self._num_blocks = lru_cache(maxsize=1024)(self._count_blocks)  # asked before a request is sent, and when it is
 
     def crowded(self, request: DispatchRequest) -> set[Key]:
         """Workers where the request would wait too long. Raises CapacityExceeded when those are all that could take it."""
@@ -56,10 +59,10 @@ class Gate:
 
     def sent(self, request: DispatchRequest, decode: Worker, prefill: Worker | None) -> None:
         """The request goes to these workers, which will report it the next time."""
-        decode.sent.append((request.turn.priority, self._need(request, decode)))
+        decode.sent.add(request.turn.priority, self._need(request, decode))
         if prefill is not None:
-            cost = request_cost(self._shape, request.visibility, len(request.prompt_ids), 1)
-            prefill.sent.append((request.turn.priority, cost.prefill.token_layers))
+            cost, _ = request_token_layers(self._shape, request.visibility, len(request.prompt_ids), 1)
+            prefill.sent.add(request.turn.priority, cost)
 
     def has_spare(self, request: DispatchRequest) -> bool:
         """Whether some worker of each leg could take a request that is nobody's and still have half of itself for others."""
@@ -90,22 +93,23 @@ class Gate:
         return choice.site is PrefillSite.PREFILL_WORKER
 
     def _candidates(self, pool: str, request: DispatchRequest) -> Collection[Worker]:
-        views = [(worker, worker.view) for worker in self._registry.pool(pool)]
+        views = [(worker, worker.view()) for worker in self._registry.pool(pool)]
         usable = [(worker, view) for worker, view in views if view.is_ready and not view.is_tripped]
         return [worker for worker, view in usable if view.allows(request.placed_visibility)]
 
     def _need(self, request: DispatchRequest, worker: Worker) -> int:
         """Blocks of the whole request, as the worker will reserve them."""
-        fingerprint = worker.fingerprint
-        return decode_reservation(
-            self._shape,
-            fingerprint.dtype,
-            fingerprint.block_size,
-            request.visibility,
-            len(request.prompt_ids),
-            request.num_expected_tokens,
-            further_answers=[request.num_expected_tokens] * (request.num_children - 1),
-        ).num_blocks
+        held, num_tokens = worker.fingerprint, request.num_expected_tokens
+        return self._num_blocks(
+            held.dtype, held.block_size, request.visibility, len(request.prompt_ids), num_tokens, request.num_children
+        )
+
+    def _count_blocks(
+        self, dtype: DType, block_size: int, visibility: Visibility, num_prompt: int, num_tokens: int, num_children: int
+    ) -> int:
+        further = [num_tokens] * (num_children - 1)
+        size = decode_reservation(self._shape, dtype, block_size, visibility, num_prompt, num_tokens, further_answers=further)
+        return size.num_blocks
 
     def _room(self, worker: Worker) -> RoomReport:
         load = worker.load
@@ -116,11 +120,12 @@ class Gate:
             num_total_blocks=load.num_total_blocks,
             num_holders=load.num_reservations,
             max_holders=load.max_reservations,
-            waiting=(*waiting, *((priority, 1, num_blocks) for priority, num_blocks in worker.sent)),
+            waiting=(*waiting, *((priority, *sums) for priority, sums in worker.sent.sums.items())),
             mean_hold_s=load.mean_hold_s,
         )
 
 
 def _queue(worker: Worker) -> ComputeReport:
     reported = ((Priority.parse(own.priority), own.outstanding_token_layers) for own in worker.load.classes)
-    return ComputeReport(worker.worker_id, (*reported, *worker.sent), worker.load.token_layers_per_s)
+    sent = ((priority, token_layers) for priority, (_, token_layers) in worker.sent.sums.items())
+    return ComputeReport(worker.worker_id, (*reported, *sent), worker.load.token_layers_per_s)

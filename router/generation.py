@@ -93,8 +93,9 @@ class Generation:
                         delta.prompt_logprobs, self._has_shown_prompt = self.prompt_logprobs, True
                     yield delta
         finally:
-            pump.cancel()
-            await asyncio.wait({pump})
+            if not pump.done():
+                pump.cancel()
+                await asyncio.wait({pump})
 
     def _sort(self, outputs: list[Output]) -> Iterator[Delta]:
         """One delta for each child that has something new."""

@@ -73,12 +73,13 @@ def decode_message(
     )
     sampling = request.sampling
     if request.num_children == 1:
-        message.replay_token_ids.extend(replays[0])
-        sampling = replace(
-            sampling,
-            max_tokens=sampling.max_tokens - len(replays[0]),
-            min_tokens=max(0, sampling.min_tokens - len(replays[0])),
-        )
+        if replayed := replays[0]:
+            message.replay_token_ids.extend(replayed)
+            sampling = replace(
+                sampling,
+                max_tokens=sampling.max_tokens - len(replayed),
+                min_tokens=max(0, sampling.min_tokens - len(replayed)),
+            )
     elif len(replays) < request.num_children or any(replays.values()):
         for index, token_ids in replays.items():
             message.child_replays.add(

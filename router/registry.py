@@ -53,7 +53,7 @@ class Registry:
         ready = {pool: [w for w in self.pool(pool) if w.state == "ready"] for pool in (PREFILL, DECODE)}
         if any(self._decode_alone or worker.is_colocated for worker in ready[DECODE]):
             return True
-        return any(_compatible(prefill.view, decode.view) for prefill in ready[PREFILL] for decode in ready[DECODE])
+        return any(_compatible(prefill.view(), decode.view()) for prefill in ready[PREFILL] for decode in ready[DECODE])
 
     async def follow(self, source: EndpointSource) -> None:
         """Apply every list of a source, for ever."""

@@ -66,6 +66,9 @@ class TokenQueue(Generic[Item]):
 
     async def _wait(self, timeout_s: float | None) -> None:
         self._changed.clear()
+        if timeout_s is None:
+            await self._changed.wait()
+            return
         try:
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()

@@ -49,6 +49,8 @@ def check_text(text: str) -> None:
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, what: str = "input_ids") -> None:
     """Raises InvalidRequest that names the first id outside the vocabulary, or says that there are none."""
+    if not token_ids or max(token_ids) < vocab_size:
+        return
     for index, token_id in enumerate(token_ids):
         if token_id >= vocab_size:
             raise InvalidRequest(f"{what}[{index}] is {token_id}; the model's ids lie in 0…{vocab_size - 1}")

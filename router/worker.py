@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -22,6 +23,35 @@ from shoal.visibility import Visibility
 PREFILL, DECODE = "prefill", "decode"
 _BREAKER_LEVELS: Final = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
 _log = logging.getLogger(__name__)
+
+
+class Sent:
+    """What was sent to a worker and is in none of its reports yet, summed by priority."""
+
+    def __init__(self) -> None:
+        self._each: deque[tuple[Priority, int]] = deque()
+        self.sums: dict[Priority, tuple[int, int]] = {}  # how many, and what they need together
+
+    def __len__(self) -> int:
+        return len(self._each)
+
+    def add(self, priority: Priority, need: int) -> None:
+        """One more."""
+        self._each.append((priority, need))
+        self._count(priority, 1, need)
+
+    def drop(self, num_oldest: int) -> None:
+        """A report holds these."""
+        for _ in range(min(num_oldest, len(self._each))):
+            priority, need = self._each.popleft()
+            self._count(priority, -1, -need)
+
+    def _count(self, priority: Priority, num: int, need: int) -> None:
+        old_num, old_need = self.sums.get(priority, (0, 0))
+        if old_num + num:
+            self.sums[priority] = old_num + num, old_need + need
+        else:
+            del self.sums[priority]
 
 
 class Worker:
@@ -47,7 +77,7 @@ class Worker:
         self.own_token_layers = 0  # sent by this router and not yet done
         self.foreign_token_layers = 0  # reported by the worker beyond that: other routers' requests
         self.load = shoal_pb2.WorkerLoad()  # as last reported
-        self.sent: list[tuple[Priority, int]] = []  # by this router since: what each needs (blocks, or token-layers of prefill)
+        self.sent = Sent()  # by this router since: what each needs (blocks, or token-layers of prefill)
         self._breaker = Breaker()
         BREAKER_STATE.labels(self.worker_id, self.pool).set(0)
         self._on_lost: set[Callable[[Unavailable], None]] = set()
@@ -62,9 +92,8 @@ class Worker:
         """Attempts that run on this worker."""
         return len(self._on_lost)
 
-    @property
-    def view(self) -> WorkerLoadView:
-        """What placement needs to know."""
+    def view(self, held_token_layers: int = 0) -> WorkerLoadView:
+        """What placement needs to know. `held_token_layers`: what it probably need not run of the request at hand."""
         return WorkerLoadView(
             worker_id=self.worker_id,
             fingerprint=self.fingerprint,
@@ -73,6 +102,7 @@ class Worker:
             outstanding_token_layers=self.own_token_layers + self.foreign_token_layers,
             is_ready=self.state == "ready",
             is_tripped=not self._breaker.allows(time.monotonic()),
+            held_token_layers=held_token_layers,
             is_colocated=self.is_colocated,
         )
 
@@ -89,7 +119,7 @@ class Worker:
         self.answers = True
         self.calls.open_session()
         self.load = load
-        del self.sent[:num_sent]
+        self.sent.drop(num_sent)
         self.foreign_token_layers = max(0, load.outstanding_token_layers - self.own_token_layers)
 
     @property

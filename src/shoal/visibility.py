@@ -6,13 +6,15 @@ Text forms: `full`, `speed:K`, `pop:K`, `pop:K:late`; every kind takes `:boundar
 import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Self
+from functools import lru_cache
+from typing import Self, TypeVar
 
 from shoal.errors import InvalidRequest
 
 _FORMS = "full, speed:K[:anchors=a][:sink], pop:K[:late], each with an optional :boundary=b"
 _DIGITS = re.compile("[0-9]+")
 _MAX_NUMBER = 999_999_999
+V = TypeVar("V", bound="Visibility")
 _MAX_TEXT = 128  # characters; the longest canonical text has fewer
 
 
@@ -93,18 +95,7 @@ class Visibility:
         )
 
     def __str__(self) -> str:
-        parts = [str(self.kind)]
-        if self.prefill_layers is not None:
-            parts.append(str(self.prefill_layers))
-        if self.kind is VisibilityKind.SPEED and self.anchor_tokens != 1:
-            parts.append(f"anchors={self.anchor_tokens}")
-        if self.sink:
-            parts.append("sink")
-        if self.late:
-            parts.append("late")
-        if self.boundary_tokens is not None:
-            parts.append(f"boundary={self.boundary_tokens}")
-        return ":".join(parts)
+        return _text(self)
 
     def resolve(self, num_layers: int, default_boundary_tokens: int = 1) -> Self:
         """Fix b, and turn K = L into `full`. Raises InvalidRequest when K > L.
@@ -112,18 +103,14 @@ class Visibility:
         An explicit boundary is kept. Without one b is 1, or for `speed` `default_boundary_tokens`: the length of the chat
         template's generation prompt.
         """
-        depth = self.depth(num_layers)
-        if depth > num_layers:
-            raise InvalidRequest(f"visibility '{self}': prefill depth {depth} exceeds the model's {num_layers} layers")
-        if depth == num_layers:
-            return type(self)(VisibilityKind.FULL, boundary_tokens=self.boundary_tokens or 1)
-        default = max(1, default_boundary_tokens) if self.kind is VisibilityKind.SPEED else 1
-        return replace(self, boundary_tokens=self.boundary_tokens or default)
+        resolved: Self = _resolved(self, num_layers, default_boundary_tokens)
+        return resolved
 
     @property
     def policy(self) -> Self:
         """The same visibility without its boundary: what an allow-list compares."""
-        return replace(self, boundary_tokens=None)
+        policy: Self = _policy(self)
+        return policy
 
     def depth(self, num_layers: int) -> int:
         """K, with K = L for `full`."""
@@ -136,6 +123,39 @@ class Visibility:
         num_prefill_tokens = max(0, num_prompt_tokens - self.boundary_tokens)
         num_anchor_tokens = min(self.anchor_tokens, num_prefill_tokens)
         return PromptSplit(num_prompt_tokens, num_prefill_tokens, num_anchor_tokens)
+
+
+# a request asks for these again and again, and few visibilities are in use
+@lru_cache(maxsize=1024)
+def _text(visibility: Visibility) -> str:
+    parts = [str(visibility.kind)]
+    if visibility.prefill_layers is not None:
+        parts.append(str(visibility.prefill_layers))
+    if visibility.kind is VisibilityKind.SPEED and visibility.anchor_tokens != 1:
+        parts.append(f"anchors={visibility.anchor_tokens}")
+    if visibility.sink:
+        parts.append("sink")
+    if visibility.late:
+        parts.append("late")
+    if visibility.boundary_tokens is not None:
+        parts.append(f"boundary={visibility.boundary_tokens}")
+    return ":".join(parts)
+
+
+@lru_cache(maxsize=1024)
+def _policy(visibility: V) -> V:
+    return replace(visibility, boundary_tokens=None)
+
+
+@lru_cache(maxsize=1024)
+def _resolved(visibility: V, num_layers: int, default_boundary_tokens: int) -> V:
+    depth = visibility.depth(num_layers)
+    if depth > num_layers:
+        raise InvalidRequest(f"visibility '{visibility}': prefill depth {depth} exceeds the model's {num_layers} layers")
+    if depth == num_layers:
+        return type(visibility)(VisibilityKind.FULL, boundary_tokens=visibility.boundary_tokens or 1)
+    default = max(1, default_boundary_tokens) if visibility.kind is VisibilityKind.SPEED else 1
+    return replace(visibility, boundary_tokens=visibility.boundary_tokens or default)
 
 
 @dataclass(frozen=True, slots=True)

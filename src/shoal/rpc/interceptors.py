@@ -5,7 +5,7 @@ import logging
 import math
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -26,11 +26,20 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
     The id is logged beside the traceback, so an operator finds what the caller must not see.
     """
 
+    def __init__(self) -> None:
+        self._guarded: dict[str, tuple[Any, Any]] = {}  # the last handler of each method, and what it became
+
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
         handler = await continuation(handler_call_details)
-        return None if handler is None else guarded(handler, handler_call_details.method)
+        if handler is None:
+            return None
+        known, guard = self._guarded.get(handler_call_details.method, (None, None))
+        if known is not handler:
+            guard = guarded(handler, handler_call_details.method)
+            self._guarded[handler_call_details.method] = handler, guard
+        return guard
 
 
 def guarded(handler: Any, method: str) -> Any:
@@ -60,50 +69,46 @@ def _reader(handler: Any) -> _Read | None:
 def _guard_unary(
     behaviour: Callable[[Any, Any], Awaitable[Any]], method: str, read: _Read | None
 ) -> Callable[[Any, Any], Awaitable[Any]]:
-    async def guarded(request: Any, context: Any) -> Any:
-        async with _translated(context, method):
+    async def answer(request: Any, context: Any) -> Any:
+        try:
             return await behaviour(request if read is None else read(request), context)
+        except Exception as error:  # noqa: BLE001  # nothing is swallowed: every one ends the call
+            await _abort(error, context, method)
 
-    return guarded
+    return answer
 
 
 def _guard_stream(
     behaviour: Callable[[Any, Any], AsyncGenerator[Any, None]], method: str, read: _Read | None
 ) -> Callable[[Any, Any], AsyncIterator[Any]]:
-    async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
-        async with (
-            _translated(context, method),
-            aclosing(behaviour(request if read is None else read(request), context)) as responses,
-        ):
-            async for response in responses:
-                yield response
+    async def answer(request: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            async with aclosing(behaviour(request if read is None else read(request), context)) as responses:
+                async for response in responses:
+                    yield response
+        except Exception as error:  # noqa: BLE001  # nothing is swallowed: every one ends the call
+            await _abort(error, context, method)
 
-    return guarded
+    return answer
 
 
-@asynccontextmanager
-async def _translated(context: Any, method: str) -> AsyncIterator[None]:
-    try:
-        yield
-    except (grpc.aio.AbortError, GeneratorExit):  # the handler has set its own status; the stream is being closed
-        raise
-    except InternalError:
-        await _abort_internal(context, method)
-    except ShoalError as error:
-        await context.abort(to_status(error), str(error), retry_after(error))
-    except grpc.aio.AioRpcError as error:
-        await context.abort(to_status(mapped := error_from_rpc(error)), str(mapped))
-    except Exception:  # noqa: BLE001  # nothing is swallowed: logged with its traceback, and the call fails
-        await _abort_internal(context, method)
+async def _abort(error: Exception, context: Any, method: str) -> None:
+    """End the call with the error's status; what is not ours becomes INTERNAL, logged with its traceback. Always raises."""
+    match error:
+        case grpc.aio.AbortError():  # the handler has set its own status
+            raise error
+        case ShoalError() if not isinstance(error, InternalError):
+            await context.abort(to_status(error), str(error), retry_after(error))
+        case grpc.aio.AioRpcError():
+            await context.abort(to_status(mapped := error_from_rpc(error)), str(mapped))
+        case _:
+            incident_id = uuid.uuid4().hex[:12]
+            _log.error("unhandled error in %s, incident %s", method, incident_id, exc_info=error)
+            words = f"internal error; the server's log has the details under {incident_id}"
+            await context.abort(grpc.StatusCode.INTERNAL, words)
 
 
 def retry_after(error: ShoalError) -> tuple[tuple[str, str], ...]:
     """The header, in whole seconds, of an error that says when to try again."""
     after_s = error.retry_after_s if isinstance(error, CapacityExceeded) else None
     return () if after_s is None else (("retry-after", str(max(1, math.ceil(after_s)))),)
-
-
-async def _abort_internal(context: Any, method: str) -> None:
-    incident_id = uuid.uuid4().hex[:12]
-    _log.exception("unhandled error in %s, incident %s", method, incident_id)
-    await context.abort(grpc.StatusCode.INTERNAL, f"internal error; the server's log has the details under {incident_id}")
