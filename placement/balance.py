@@ -128,7 +128,8 @@ def _policies(allowed: frozenset[Visibility], num_layers: int) -> frozenset[Visi
 
 def _least_loaded(candidates: Sequence[WorkerLoadView], rng: random.Random) -> WorkerLoadView:
     least = min(view.expected_token_layers for view in candidates)
-    return rng.choice([view for view in candidates if view.expected_token_layers == least])
+    best = [view for view in candidates if view.expected_token_layers == least]
+    return best[0] if len(best) == 1 else rng.choice(best)
 
 
 def _objections(view: WorkerLoadView, visibility: Visibility, fingerprint: Fingerprint | None, excluded: frozenset[str]) -> str:

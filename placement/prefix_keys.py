@@ -9,6 +9,7 @@ stand for an image all have one id: a block that holds some of them is named by 
 import hashlib
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from shoal.errors import InvalidRequest
@@ -56,6 +57,7 @@ class PrefixChain:
         return twin
 
 
+@lru_cache(maxsize=1024)
 def prefix_root(revision: str, adapter: str, visibility: Visibility, num_layers: int, salt: str) -> bytes:
     """The identity's digest, under a resolved visibility (K = L is `full` by then)."""
     depth = visibility.depth(num_layers)

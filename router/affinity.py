@@ -28,6 +28,8 @@ class PrefixMemory:
 
     def digests(self, request: DispatchRequest, num_layers: int) -> list[bytes]:
         """Of the request's beginning, chunk by chunk; as cached prefixes, they differ by visibility, tenant and salt."""
+        if request.num_prefill_tokens < _CHUNK:
+            return []
         salt = cache_key(request.turn.tenant, request.cache_salt)
         prompt = request.prompt_ids[: min(request.num_prefill_tokens, _CHUNK * _MAX_CHUNKS)]
         root, images = prefix_root("", "", request.visibility, num_layers, salt), [image.span for image in request.images]

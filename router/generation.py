@@ -126,9 +126,12 @@ class Generation:
         try:
             async with aclosing(self._dispatch.outputs()) as batches:
                 async for batch in batches:
+                    is_first = self.moments.first_token is None
                     self._account([output for output in batch if isinstance(output, OutputToken)])
                     for output in batch:
                         await self._queue.put(output)
+                    if is_first:
+                        await asyncio.sleep(0)  # the reader goes before whatever else has come
         except Exception as error:  # noqa: BLE001  # whatever it is, the consumer raises it
             self._queue.end(error)
         else:

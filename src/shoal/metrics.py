@@ -7,6 +7,8 @@ import platform
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -34,6 +36,7 @@ SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 _NAME = re.compile(rf"shoal(_[a-z0-9]+)+_({'|'.join(UNITS)})")
 
 REGISTRY = CollectorRegistry()
+Metric = TypeVar("Metric", Counter, Gauge, Histogram)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +56,27 @@ def counter(name: str, help_text: str, labels: Sequence[str] = ()) -> Counter:
     """Declare a counter; `name` ends in `_<unit>_total`."""
     _check(name, counts=True)
     DECLARED.append(Declared(name, "counter", tuple(labels), help_text))
-    return Counter(name, help_text, labels, registry=REGISTRY)
+    return _quick(Counter(name, help_text, labels, registry=REGISTRY))
 
 
 def gauge(name: str, help_text: str, labels: Sequence[str] = ()) -> Gauge:
     """Declare a gauge; `name` ends in `_<unit>`."""
     _check(name, counts=False)
     DECLARED.append(Declared(name, "gauge", tuple(labels), help_text))
-    return Gauge(name, help_text, labels, registry=REGISTRY)
+    return _quick(Gauge(name, help_text, labels, registry=REGISTRY))
 
 
 def histogram(name: str, help_text: str, labels: Sequence[str] = (), buckets: Sequence[float] = SECONDS_BUCKETS) -> Histogram:
     """Declare a histogram; `name` ends in `_<unit>`."""
     _check(name, counts=False)
     DECLARED.append(Declared(name, "histogram", tuple(labels), help_text))
-    return Histogram(name, help_text, labels, registry=REGISTRY, buckets=buckets)
+    return _quick(Histogram(name, help_text, labels, registry=REGISTRY, buckets=buckets))
+
+
+def _quick(metric: Metric) -> Metric:
+    """The same, remembering which series labels name: to look one up takes a lock and a tuple of texts."""
+    metric.labels = lru_cache(maxsize=1024)(metric.labels)  # type: ignore[method-assign]
+    return metric
 
 
 def exposition() -> bytes:

@@ -18,7 +18,7 @@ from shoal.errors import InvalidConfig
 from shoal.pb.internal.v1 import session_pb2, session_pb2_grpc
 from shoal.rpc.address import Address
 from shoal.rpc.channel import MAX_MESSAGE_BYTES
-from shoal.rpc.interceptors import ErrorInterceptor
+from shoal.rpc.interceptors import ErrorInterceptor, guarded
 from shoal.rpc.session_server import SessionServicer
 
 LIVE: Final = "shoal.live"  # a name for health checks alone: no service
@@ -44,7 +44,9 @@ class RpcServer:
         interceptors: "Sequence[grpc.aio.ServerInterceptor[Any, Any]]" = (),
         credentials: grpc.ServerCredentials | None = None,
     ) -> None:
-        self.grpc = grpc.aio.server(interceptors=[ErrorInterceptor(), *interceptors], options=SERVER_OPTIONS)
+        # services guard their own methods; what interceptors refuse must be guarded, too
+        outer = [ErrorInterceptor(), *interceptors] if interceptors else []
+        self.grpc = grpc.aio.server(interceptors=outer, options=SERVER_OPTIONS)
         self._credentials = credentials
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # chosen at run time
         self._services: list[str] = []
@@ -135,8 +137,9 @@ class _Recorder:
         self._server.add_generic_rpc_handlers(handlers)
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        self._methods |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
-        self._server.add_registered_method_handlers(service, handlers)
+        own = {name: guarded(handler, f"/{service}/{name}") for name, handler in handlers.items()}
+        self._methods |= {f"/{service}/{name}": handler for name, handler in own.items()}
+        self._server.add_registered_method_handlers(service, own)
 
 
 def _bind(server: grpc.aio.Server, address: Address, credentials: grpc.ServerCredentials | None, allow_wildcard: bool) -> Address:

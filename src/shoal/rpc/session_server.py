@@ -19,7 +19,6 @@ from shoal.errors import InvalidRequest
 from shoal.pb.internal.v1 import session_pb2 as pb
 from shoal.pb.internal.v1 import session_pb2_grpc
 from shoal.rpc.channel import MAX_MESSAGE_BYTES
-from shoal.rpc.interceptors import guarded
 from shoal.rpc.session_wire import gather, to_pairs, to_pb
 
 _MAX_WAITING, _MAX_WAITING_BYTES = 256, 4 << 20  # replies unsent, of all calls together: beyond it handlers wait for the stream
@@ -28,11 +27,14 @@ _log = logging.getLogger(__name__)
 
 
 class SessionServicer(session_pb2_grpc.SessionsServicer):
-    """One per server. `handlers`: the server's methods by path; those with one request message can be called."""
+    """One per server. `handlers`: its methods by path, their errors translated; those with one request message can be called."""
 
     def __init__(self, handlers: Mapping[str, Any]) -> None:
-        self._handlers = handlers
-        self._guarded: dict[str, Any] = {}
+        self._handlers = {
+            path: handler
+            for path, handler in handlers.items()
+            if inspect.isasyncgenfunction(handler.unary_stream) or inspect.iscoroutinefunction(handler.unary_unary)
+        }
         self._sessions: set[_Session] = set()
         self.is_draining = False
 
@@ -51,15 +53,8 @@ class SessionServicer(session_pb2_grpc.SessionsServicer):
             session.look()
 
     def handler(self, method: str) -> Any:
-        """What answers a method, its errors translated; None when it cannot be called this way."""
-        if method not in self._guarded and (handler := self._handlers.get(method)) is not None:
-            self._guarded[method] = guarded(handler, method)
-        handler = self._guarded.get(method)
-        if handler is None or not (
-            inspect.isasyncgenfunction(handler.unary_stream) or inspect.iscoroutinefunction(handler.unary_unary)
-        ):
-            return None
-        return handler
+        """What answers a method; None when it cannot be called this way."""
+        return self._handlers.get(method)
 
 
 class SessionContext:
