@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-import uuid
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -119,7 +118,7 @@ class Admission:
             visibility, notices = replace(visibility, boundary_tokens=len(prompt.token_ids)), (*notices, _PROMPT_ON_DECODE)
         self.images.placement(prompt.images, prompt.token_ids, visibility, scores_prompt=prompt_logprobs is not None)
         dispatch = DispatchRequest(
-            request_id=request.request_id or uuid.uuid4().hex,
+            request_id=request.request_id or secrets.token_hex(16),
             prompt_ids=prompt.token_ids,
             images=prompt.images,
             visibility=visibility,
@@ -175,7 +174,7 @@ class Admission:
         visibility = wanted.resolve(self.limits.num_layers, 1)
         self.images.placement(prompt.images, prompt.token_ids, visibility)
         dispatch = DispatchRequest(
-            request_id=request.request_id or uuid.uuid4().hex,
+            request_id=request.request_id or secrets.token_hex(16),
             prompt_ids=prompt.token_ids,
             images=prompt.images,
             visibility=visibility,

@@ -26,7 +26,8 @@ def check_sampling(
             f"set max_tokens to at most {room} or leave it out"
         )
     check_token_ids(message.stop_token_ids, limits.vocab_size, "stop_token_ids")
-    check_token_ids(sorted(message.logit_bias), limits.vocab_size, "logit_bias: id")
+    if message.logit_bias:
+        check_token_ids(sorted(message.logit_bias), limits.vocab_size, "logit_bias: id")
     stop_token_ids = (*message.stop_token_ids, *(() if message.ignore_eos else limits.eos_token_ids))
     return SamplingParams(
         max_tokens=max_tokens,

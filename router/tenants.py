@@ -9,7 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Final
@@ -85,14 +85,10 @@ def turn_of(text: str) -> tuple[Turn, tuple[str, ...]]:
     return Turn(ceiling, tenant.entry.tenant), (f"priority {wanted} was lowered to {ceiling}, the most that the tenant may ask",)
 
 
-@contextmanager
-def within_limits() -> Iterator[None]:
-    """While the current tenant's request runs. Raises CapacityExceeded."""
-    if (tenant := CURRENT.get()) is None:
-        yield
-    else:
-        with tenant.running():
-            yield
+def within_limits() -> AbstractContextManager[None]:
+    """While the current tenant's request runs. Entering it raises CapacityExceeded."""
+    tenant = CURRENT.get()
+    return nullcontext() if tenant is None else tenant.running()
 
 
 class TokenBook:

@@ -65,6 +65,8 @@ class Tools:
 
 def read_tools(tools_json: str, choice_json: str = "") -> Tools | None:
     """None when no tools are given. Raises InvalidRequest that names the tool, or the choice that fits none."""
+    if not tools_json and not choice_json:
+        return None
     definitions = _load(tools_json, "tools") if tools_json else []
     if not isinstance(definitions, list):
         raise InvalidRequest("tools must be a list of tool definitions")

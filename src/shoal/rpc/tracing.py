@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from itertools import pairwise
 from typing import Any, Final
@@ -64,15 +64,16 @@ def trace_metadata() -> tuple[tuple[str, str], ...]:
     return tuple(carried.items())
 
 
-@contextmanager
-def traced(name: str) -> Iterator[dict[str, Attribute]]:
+def traced(name: str) -> AbstractContextManager[dict[str, Attribute]]:
     """A span around what is done inside, the parent of all of it. Put attributes into the dictionary at any time."""
-    attributes: dict[str, Attribute] = {}
-    if not _tracers:
-        yield attributes
-        return
+    return _traced(name) if _tracers else nullcontext({})
+
+
+@contextmanager
+def _traced(name: str) -> Iterator[dict[str, Attribute]]:
     from opentelemetry import trace
 
+    attributes: dict[str, Attribute] = {}
     before = _CONTEXT.get()
     span = _tracers[0].start_span(name, context=before)
     _CONTEXT.set(trace.set_span_in_context(span, before))
