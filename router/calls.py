@@ -97,7 +97,7 @@ class WorkerCalls:
                     self._pool, self._worker_id,
                 )  # fmt: skip
             self._tell(session, f"{error.code().name}: {error.details()}")
-        except InternalError as error:
+        except (InternalError, grpc.aio.UsageError) as error:  # the latter: the channel is closed
             self._tell(session, str(error))
         finally:
             if session.was_open:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from shoal import errors
-from shoal.rpc.interceptors import retry_after
+from shoal.rpc.guards import retry_after
 
 _log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from shoal.config.tls import ClusterConfig
 from shoal.errors import InvalidConfig, Unauthenticated
 from shoal.rpc.channel import open_channel
 from shoal.rpc.server import RpcServer
+from shoal.rpc.status import to_status
 from shoal.rpc.tls import member_credentials, server_credentials
 
 CLUSTER_NAME: Final = "shoal-cluster"  # a DNS name that the certificate of every member carries
@@ -99,13 +100,13 @@ class _MembersOnly(Guard):
 
 
 def refuse(handler: Any, words: str) -> Any:
-    """A handler of the same kind that raises Unauthenticated and never looks at the message."""
+    """A handler of the same kind that ends UNAUTHENTICATED and never looks at the message."""
 
     async def once(request: Any, context: Any) -> Any:
-        raise Unauthenticated(words)
+        await context.abort(to_status(Unauthenticated()), words)
 
     async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-        raise Unauthenticated(words)
+        await context.abort(to_status(Unauthenticated()), words)
         yield  # makes it a stream
 
     kinds = {"unary_unary": once, "stream_unary": once, "unary_stream": stream, "stream_stream": stream}

@@ -18,7 +18,7 @@ from shoal.errors import InvalidConfig
 from shoal.pb.internal.v1 import session_pb2, session_pb2_grpc
 from shoal.rpc.address import Address
 from shoal.rpc.channel import MAX_MESSAGE_BYTES
-from shoal.rpc.interceptors import ErrorInterceptor, guarded
+from shoal.rpc.guards import guarded
 from shoal.rpc.session_server import SessionServicer
 
 LIVE: Final = "shoal.live"  # a name for health checks alone: no service
@@ -44,9 +44,7 @@ class RpcServer:
         interceptors: "Sequence[grpc.aio.ServerInterceptor[Any, Any]]" = (),
         credentials: grpc.ServerCredentials | None = None,
     ) -> None:
-        # services guard their own methods; what interceptors refuse must be guarded, too
-        outer = [ErrorInterceptor(), *interceptors] if interceptors else []
-        self.grpc = grpc.aio.server(interceptors=outer, options=SERVER_OPTIONS)
+        self.grpc = grpc.aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
         self._credentials = credentials
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # chosen at run time
         self._services: list[str] = []
@@ -84,7 +82,7 @@ class RpcServer:
 
         Raises InvalidConfig when the address means every interface and that was not asked for, or cannot be bound.
         """
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, _Recorder(self.grpc, {}))
         reflection.enable_server_reflection(
             (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME),
             self.grpc,
@@ -127,7 +125,7 @@ class RpcServer:
 
 
 class _Recorder:
-    """Stands for the server while a service is mounted, and notes its methods."""
+    """Stands for the server while a service is mounted: guards its methods, and notes them."""
 
     def __init__(self, server: grpc.aio.Server, methods: dict[str, Any]) -> None:
         self._server: Any = server

@@ -1,4 +1,4 @@
-"""Turns what a handler raises into a gRPC status. Knows no service; lets no foreign text out to a caller."""
+"""Guards handlers: what they raise becomes a gRPC status. Knows no service; lets no foreign text out to a caller."""
 
 import inspect
 import logging
@@ -20,30 +20,12 @@ _Read: TypeAlias = Callable[[bytes], Any]
 _log = logging.getLogger(__name__)
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic at run time
-    """A ShoalError (or the status of a call made downstream) travels with its message; anything else is INTERNAL with an id.
-
-    The id is logged beside the traceback, so an operator finds what the caller must not see.
-    """
-
-    def __init__(self) -> None:
-        self._guarded: dict[str, tuple[Any, Any]] = {}  # the last handler of each method, and what it became
-
-    async def intercept_service(
-        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
-    ) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        known, guard = self._guarded.get(handler_call_details.method, (None, None))
-        if known is not handler:
-            guard = guarded(handler, handler_call_details.method)
-            self._guarded[handler_call_details.method] = handler, guard
-        return guard
-
-
 def guarded(handler: Any, method: str) -> Any:
-    """The same handler, reading its message and translating its errors."""
+    """The same handler, with what it raises turned into a status.
+
+    A ShoalError (or the status of a call made downstream) travels with its message; anything else is INTERNAL with an id. The id
+    is logged beside the traceback, so an operator finds what the caller must not see.
+    """
     read = _reader(handler)
     changes = {} if read is None else {"request_deserializer": None}
     for kind in ("unary_unary", "stream_unary"):
