@@ -11,9 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from shoal.config.worker import Pool, WorkerConfig
 from shoal.pb.internal.v1 import worker_pb2 as pb
 from shoal.pb.internal.v1 import worker_pb2_grpc
+from shoal.router.calls import WorkerCalls
 from shoal.rpc import open_channel
 from shoal.visibility import Visibility
 
@@ -38,15 +41,22 @@ class Timed:
 
 
 class RunningWorker:
-    """A worker process and its stub."""
+    """A worker process, and calls to it as a router makes them."""
 
     def __init__(self, process: asyncio.subprocess.Process, pool: Pool, address: str) -> None:
         self.process, self.address = process, address
         self._channel = open_channel(address)
         make = worker_pb2_grpc.DecodeWorkerStub if pool is Pool.DECODE else worker_pb2_grpc.PrefillWorkerStub
-        self.stub: Any = make(self._channel)
+        self.calls = WorkerCalls(str(pool), address, self._channel, make(self._channel))
+
+    async def open(self) -> None:
+        """Open the session that a router would have open."""
+        self.calls.open_session()
+        while not self.calls.is_open:  # noqa: ASYNC110  # milliseconds, once
+            await asyncio.sleep(0.01)
 
     async def close(self) -> None:
+        await self.calls.close()
         await self._channel.close(None)
         self.process.terminate()
         await asyncio.wait_for(self.process.wait(), 60)
@@ -68,6 +78,7 @@ async def worker(folder: Path, pool: Pool, model: str, visibilities: list[str], 
     assert process.stdout is not None
     line = await asyncio.wait_for(process.stdout.readline(), 120)
     running = RunningWorker(process, pool, json.loads(line)["address"])
+    await running.open()
     try:
         yield running
     finally:
@@ -84,7 +95,8 @@ async def ask(decode: RunningWorker, prefill: RunningWorker | None, prompt: list
         local_prefill=pb.LocalPrefill(below_tokens=0 if prefill is not None else LOCAL),
     )
     timed, leg, begin = Timed(), None, time.perf_counter()
-    async for event in decode.stub.Decode(request, timeout=300):
+    call = decode.calls.decode(request, 300)
+    while (event := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # missing in the stubs
         match event.WhichOneof("event"):
             case "reserved" if event.reserved.num_entries:
                 assert prefill is not None
@@ -100,7 +112,7 @@ async def ask(decode: RunningWorker, prefill: RunningWorker | None, prompt: list
                     decode_epoch=reserved.epoch,
                     cached_tokens=reserved.cached_tokens,
                 )
-                leg = asyncio.ensure_future(prefill.stub.Prefill(task, timeout=300))
+                leg = asyncio.ensure_future(prefill.calls.prefill(task, 300))
             case "tokens":
                 timed.token_times += [time.perf_counter() - begin] * len(event.tokens.token_ids)
             case "finished":

@@ -88,7 +88,7 @@ class Gathering:
     def complete(self, indices: Sequence[int]) -> None:
         """These entries' bytes exist. What is complete goes once it is worth a message.
 
-        A message costs both ends some control, whatever its size; what a caller waits for is the last one. So messages shrink
+        A message costs both ends some control, whatever its size; what a caller waits for is the last ones. So messages shrink
         towards the end of the plan, each at least two thirds of what is left, and nothing waits for the last layer.
         """
         if not indices:

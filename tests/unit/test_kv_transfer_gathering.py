@@ -38,7 +38,7 @@ def buffer(num_entries: int) -> torch.Tensor:
     return torch.zeros(num_entries * SIZE, dtype=torch.uint8)
 
 
-def test_messages_shrink_towards_the_end_and_the_last_entry_goes_alone() -> None:
+def test_messages_shrink_towards_the_end_and_the_last_layer_goes_alone() -> None:
     told = Told(30, 8 * SIZE)
     told.gathering.begin_step()
     for index in range(30):

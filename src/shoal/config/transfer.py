@@ -38,7 +38,9 @@ class TransferConfig:
     backend: str = "gloo"
     max_entry_bytes: int = 8 << 20
     max_entry_tokens: int = 2048  # `shoal serve` takes no more than its token_budget, so that each chunk's KV leaves with it
-    gathered_bytes: int = 8 << 20  # a message leaves when it has so many; less towards a plan's end, and at the step's end
+    gathered_bytes: int = (
+        8 << 20
+    )  # a message leaves when it has so many; or when only the last layer is missing, or a step is over
     num_staging_buffers: int = 8  # per worker, each of max_entry_bytes at most
     max_receives_in_flight: int = 4  # per pair; 1 on NCCL
     max_pairs: int = 64
