@@ -111,9 +111,7 @@ class KvPool:
         if self.kernels is None or not fits:
             return False
         self._wire_view(wire, (stop - start) * 2 * self.shape.num_kv_heads)  # refuses a wrong size
-        ids = np.ascontiguousarray(table.layer_ids(layer)[start // self.block_size : -(-stop // self.block_size)], np.int32)
-        if ids.min() < 0 or ids.max() >= self.num_blocks:
-            raise InternalError(f"slots {start}…{stop} of layer {layer} are not all held")
+        ids = np.ascontiguousarray(self._blocks_of(table, layer, start, stop), np.int32)
         self.kernels.copy_slots(self.data, wire, ids, range(start, stop), to_wire=to_wire)
         return True
 
@@ -126,7 +124,7 @@ class KvPool:
         if self._words is None or not 0 <= start < stop <= table.num_slots:
             return []
         size = self.block_size
-        ids = table.layer_ids(layer)[start // size : -(-stop // size)]
+        ids = self._blocks_of(table, layer, start, stop)
         cuts = [0, *(np.flatnonzero(np.diff(ids) != 1) + 1).tolist(), len(ids)]
         if len(cuts) > _MAX_RUNS + len(ids) // _MIN_RUN_BLOCKS:
             return []
@@ -145,6 +143,13 @@ class KvPool:
                 at += high - low
         return pairs
 
+    def _blocks_of(self, table: BlockTable, layer: int, start: int, stop: int) -> BlockIds:
+        """The blocks of slots start … stop − 1, at least one. Raises InternalError when one of them is not held."""
+        ids = table.layer_ids(layer)[start // self.block_size : -(-stop // self.block_size)]
+        if ids.min() < 0 or ids.max() >= self.num_blocks:
+            raise InternalError(f"slots {start}…{stop} of layer {layer} are not all held")
+        return ids
+
     def _wire_view(self, data: torch.Tensor, num_rows: int) -> torch.Tensor:
         num_bytes = num_rows * self.shape.head_dim * self.dtype.num_bytes
         if data.dtype is not torch.uint8 or data.numel() != num_bytes:
@@ -155,6 +160,8 @@ class KvPool:
         if not 0 <= start <= stop <= table.num_slots:
             raise InternalError(f"slots {start}…{stop} lie outside a table of {table.num_slots}")
         device, size = self.data.device, self.block_size
+        if start < stop:
+            self._blocks_of(table, layer, start, stop)
         slots = torch.arange(start, stop, device=device)
         blocks = torch.from_numpy(table.layer_ids(layer)).to(device, torch.int64)[slots // size]
         kv = torch.arange(2 * self.shape.num_kv_heads, device=device)

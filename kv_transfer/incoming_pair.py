@@ -206,7 +206,7 @@ class IncomingPair:
         try:
             self._loans[ready.attempt_id] = self._borrower.loan(ready.lent)
         except ShoalError as error:
-            self.close(error)
+            self.close(_without_frames(error))
 
     def _borrow(self, action: act.Post, borrower: Borrower) -> None:
         """Read a message where prefill has it, in the lane's thread, and unpack it."""
@@ -231,8 +231,8 @@ class IncomingPair:
                 if transfer is not None:
                     crcs = transfer.guard.copy(transfer.sink.unpack, action.entries, view, summed=False)
                 self._shared.faults.hit("after-unpack")
-            except ShoalError as error:
-                crcs, failure = None, error
+            except Exception as error:  # noqa: BLE001  # the attempt's end; the thread must outlive it
+                crcs, failure = None, _without_frames(error)
             lane.report(done, crcs, failure)
 
         if self.error is not None:
@@ -289,3 +289,11 @@ class IncomingPair:
         """The channel has been aborted: what it had posted no longer occupies the device."""
         for n in list(self._placed):
             self._leave_place(n)
+
+
+def _without_frames(error: Exception) -> ShoalError:
+    """As Shoal's own. What it came through holds the borrowed pool, and whoever keeps the error would keep that."""
+    if not isinstance(error, ShoalError):
+        return InternalError(f"reading KV failed: {type(error).__name__}: {error}")
+    error.__context__ = None
+    return error.with_traceback(None)

@@ -60,6 +60,8 @@ class Loan:
         self._pool = pool
         self._tables = [_table(rows, pool) for rows in (message.lower, message.upper)]
         ids, size = _from_wire(message.states, pool)[0], pool.shape.hidden_size
+        if NO_BLOCK in ids:
+            raise Mismatch("prefill lends deep states that lie in no block")
         num_states = len(ids) * pool.data[0].numel() // size
         self._states = StateStore(pool, ids, range(message.first_state, message.first_state + num_states), size)
 

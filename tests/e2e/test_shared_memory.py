@@ -100,6 +100,34 @@ async def test_memory_of_a_dead_prefill_worker_is_let_go(tiny_model: Path, tmp_p
             assert num_mappings(reader) == 1
 
 
+async def test_memory_is_let_go_after_reads_that_came_to_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    """The first read comes late, the second fails otherwise: their errors live on, prefill's memory and buffers do not."""
+    prefill, decode = configs(tiny_model, chaos=True)
+    reads = {"before-post": {"action": "delay", "delay_s": 0.5}, "after-receive": {"action": "raise"}}
+    async with processes(tmp_path, prefill) as (source,):
+        reader = await WorkerProcess.start(decode, tmp_path, reads)
+        try:
+            events = aiter(reader.endpoint.decode.Decode(decode_request(ask(1))))
+            leg = asyncio.ensure_future(
+                source.endpoint.prefill.Prefill(prefill_request(ask(1), (await anext(events)).reserved))
+            )
+            await reader.endpoint.until(Pool.DECODE, lambda load: load.num_staging_in_use > 0)
+            leg.cancel()
+            with pytest.raises(grpc.aio.AioRpcError):
+                await anext(events)
+            assert isinstance(await ends_with(generate(ask(2), source.endpoint, reader.endpoint)), Unavailable)
+            await generate(ask(3), source.endpoint, reader.endpoint)
+            assert num_mappings(reader) == 1 and not (await reader.endpoint.load(Pool.DECODE)).num_staging_in_use
+            source.kill()
+            for _ in range(int(SOON_S / 0.05)):
+                if not num_mappings(reader):
+                    break
+                await asyncio.sleep(0.05)
+            assert not num_mappings(reader)
+        finally:
+            await reader.close()
+
+
 async def test_a_stopped_decode_worker_takes_nothing_stale(tiny_model: Path, tmp_path: Path) -> None:
     """SIGSTOP in the middle of transfers: prefill gives the pair up and its blocks to others. Woken, decode answers truly."""
     prefill, decode = configs(tiny_model, num_blocks=4 * 120)

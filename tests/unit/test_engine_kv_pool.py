@@ -1,5 +1,7 @@
 """The KV tensor and its wire layout: slots [n, 2, kv_heads, head_dim], whatever blocks they lie in."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -64,8 +66,11 @@ def test_pack_and_unpack_between_pools_of_different_block_size(dtype: DType, in_
         assert int(sink.data.count_nonzero()) == int(kv[start:stop].count_nonzero())  # and nothing else
 
 
-def test_wrong_buffers_and_slots_are_refused() -> None:
+@pytest.mark.parametrize("by_kernel", [False, True])
+def test_wrong_buffers_and_slots_are_refused(by_kernel: bool) -> None:
     pool, own = KvPool(SHAPE, 40, 4, DType.FLOAT32), table(range(3), 2, 4)
+    if not by_kernel:
+        pool.kernels = None
     for buffer in (torch.zeros(63, dtype=torch.uint8), torch.zeros(65, dtype=torch.uint8), torch.zeros(16)):
         with pytest.raises(InternalError, match="KV entry of 64 bytes does not fit"):
             pool.pack(own, 0, 0, 1, buffer)
@@ -73,10 +78,13 @@ def test_wrong_buffers_and_slots_are_refused() -> None:
             pool.unpack(own, 0, 0, 1, buffer)
     with pytest.raises(InternalError, match="outside a table of 8"):
         pool.pack(own, 0, 7, 9, torch.zeros(128, dtype=torch.uint8))
-    if pool.kernels is not None:
-        own.ids[0, 0] = NO_BLOCK
-        with pytest.raises(InternalError, match="not all held"):
-            pool.pack(own, 0, 2, 6, torch.zeros(256, dtype=torch.uint8))
+    own.ids[0, 0] = NO_BLOCK
+    for pooled in (pool, KvPool(replace(SHAPE, head_dim=3), 40, 4, DType.FLOAT32)):  # rows of 12 bytes are not copied in runs
+        pooled.kernels = pool.kernels
+        buffer = torch.zeros(4 * 4 * pooled.shape.head_dim * 4, dtype=torch.uint8)
+        for copy in (pooled.pack, pooled.unpack):
+            with pytest.raises(InternalError, match="not all held"):
+                copy(own, 0, 2, 6, buffer)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -20,6 +20,7 @@ from shoal.engine.state_store import StateStore
 from shoal.errors import Mismatch, Unavailable
 from shoal.kv_transfer.lending import Borrower, lent, offered
 from shoal.pb.internal.v1 import transfer_pb2 as pb
+from shoal.placement.blocks import NO_BLOCK
 from shoal.placement.plan import Entry, EntryKind
 from shoal.placement.tables import BlockTable
 from shoal.types import DType, Fingerprint, ModelShape
@@ -120,6 +121,14 @@ def test_only_the_very_memory_that_was_offered_is_mapped(lender: tuple[SharedMem
     for descriptor in (plain, *queue):
         os.close(descriptor)
     MappedMemory(offer)
+
+
+def test_deep_states_in_no_block_are_refused(lender: tuple[SharedMemory, KvPool, Source]) -> None:
+    memory, _, source = lender
+    message = lent(memory.lease(), source)
+    message.states.ids = np.array([11, NO_BLOCK], "<i4").tobytes()
+    with pytest.raises(Mismatch, match="in no block"):
+        Borrower(offered(memory), SHAPE, FINGERPRINT).loan(message)
 
 
 def test_another_shape_of_pool_is_refused(lender: tuple[SharedMemory, KvPool, Source]) -> None:
