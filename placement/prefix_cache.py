@@ -104,7 +104,7 @@ class PrefixCache:
             if part is None:
                 if index < first:
                     return  # what came before has been given up meanwhile
-                start, column = index * self._block_size, np.ascontiguousarray(ids[:, index])
+                start, column = index * self._block_size, ids[:, index].copy()  # the request's table changes as it goes on
                 stop = start + self._block_size
                 part = _Part(digest, parent, column, tuple(min(self._block_size, max(0, stop - at)) for at in held_from))
                 self._add(part)
@@ -116,7 +116,7 @@ class PrefixCache:
     def publish_anchors(self, digest: bytes, ids: BlockIds) -> None:
         """Keep what the anchors leave; harmless when it is kept already."""
         if digest not in self._parts:
-            self._add(_Part(digest, None, np.ascontiguousarray(ids)))
+            self._add(_Part(digest, None, ids.copy()))
         self._parts.move_to_end(digest)
 
     def discard(self, digests: Iterable[bytes]) -> None:

@@ -78,7 +78,7 @@ async def test_answers_are_those_without_a_cache(model: Path, shape: ModelShape,
         assert cached[6:12] == [num_tokens // 8 * 8 for num_tokens in whole]
 
 
-@pytest.mark.parametrize("kind", ["full", "speed:2", "pop:2", "pop:1:late"])
+@pytest.mark.parametrize("kind", ["full", "speed:1:anchors=0", "speed:2", "pop:2", "pop:1:late"])
 async def test_window_layers_hold_no_more_than_is_seen(tmp_path: Path, kind: str) -> None:
     """Blocks go back as windows pass over them; what the cache keeps of a sequence serves the next turn, and no token differs."""
     model = write_random_model(tmp_path, architecture="gemma2", sliding_window=9)

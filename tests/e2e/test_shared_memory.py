@@ -108,9 +108,7 @@ async def test_memory_is_let_go_after_reads_that_came_to_nothing(tiny_model: Pat
         reader = await WorkerProcess.start(decode, tmp_path, reads)
         try:
             events = aiter(reader.endpoint.decode.Decode(decode_request(ask(1))))
-            leg = asyncio.ensure_future(
-                source.endpoint.prefill.Prefill(prefill_request(ask(1), (await anext(events)).reserved))
-            )
+            leg = asyncio.ensure_future(source.endpoint.prefill.Prefill(prefill_request(ask(1), (await anext(events)).reserved)))
             await reader.endpoint.until(Pool.DECODE, lambda load: load.num_staging_in_use > 0)
             leg.cancel()
             with pytest.raises(grpc.aio.AioRpcError):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shoal.errors import CapacityExceeded, InternalError
-from shoal.placement.blocks import BlockIds, BlockPool
+from shoal.placement.blocks import NO_BLOCK, BlockIds, BlockPool
 from shoal.placement.prefix_cache import PrefixCache, PrefixHit, PrefixQuery
 from shoal.placement.prefix_keys import PrefixChain, anchors_digest, prefix_root, prefix_windows
 from shoal.placement.tables import BlockTable, KvLayout, RequestTables
@@ -233,6 +233,23 @@ def test_a_hit_is_found_and_its_identity_is_the_designs() -> None:
     others += [digests("full", salt="other"), digests("full", revision="s"), digests("full", adapter="a")]
     assert len({*others, digests("full")}) == len(others) + 1
     assert all(cache.match(PrefixQuery(other, 9)) is None for other in others)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_what_is_kept_does_not_change_with_the_table_it_came_from(num_layers: int) -> None:
+    """A request goes on after it has published, and gives back what sliding windows hide."""
+    pool = BlockPool(8)
+    cache = PrefixCache(pool, 4)
+    chain = PrefixChain(b"root", 4, range(8))
+    table, anchors = pool.allocate(2 * num_layers).reshape(num_layers, 2), pool.allocate(1)
+    cache.publish(chain.digests, table)
+    cache.publish_anchors(b"anchors", anchors)
+    own, own_anchors = table.copy(), anchors.copy()
+    table[:], anchors[:] = NO_BLOCK, NO_BLOCK
+    hit = cache.match(PrefixQuery(tuple(chain.digests), 8, anchors=b"anchors"))
+    assert hit is not None and hit.blocks.tolist() == own.tolist() and hit.anchors.tolist() == own_anchors.tolist()
+    pool.release(np.concatenate([own.reshape(-1), own_anchors]))
+    pool.release(pool.allocate(8))
 
 
 def test_the_last_block_is_copied_where_it_goes_on_beyond_what_may_be_used() -> None:
