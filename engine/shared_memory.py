@@ -62,7 +62,7 @@ class SharedMemory:
             fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
             memory = mmap.mmap(self._descriptor, _HEADER_BYTES + num_bytes)
             memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             raise InvalidConfig(f"{num_bytes / 1e9:.1f} GB of shared memory cannot be had: {error}; lower kv_memory") from error
         secret = secrets.token_bytes(_SECRET_BYTES)
         memory[:_SECRET_BYTES] = secret

@@ -149,9 +149,13 @@ class SenderMachine:
         return [ReturnBuffer()]
 
     def lend(self, attempt_id: str) -> int | None:
-        """A step is to fill a buffer by itself: its ticket. None where that must wait, and nothing has happened."""
+        """A step is to fill a buffer by itself: its ticket. None where that must wait, and nothing has happened.
+
+        It may keep the buffer for as long as the step runs, so what is ready comes first, and finds a place in the window.
+        """
         attempt = self._attempts.get(attempt_id)
-        if self._closed or attempt is None or not attempt.accepted or len(self._messages) >= self._window:
+        is_room = not self._queue and len(self._messages) + 1 < self._window
+        if self._closed or attempt is None or not attempt.accepted or not is_room:
             return None
         ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
         self._messages[ticket] = _Message(attempt_id, ())

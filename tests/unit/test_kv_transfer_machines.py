@@ -6,6 +6,7 @@ from shoal.errors import AlreadyExists, Cancelled, InternalError, Mismatch, Unav
 from shoal.kv_transfer import actions as act
 from shoal.kv_transfer.attempts import AttemptBook
 from shoal.kv_transfer.receiver import ChecksumMismatch, ReceiverMachine
+from shoal.kv_transfer.sender import SenderMachine
 from shoal.pb.internal.v1 import transfer_pb2 as pb
 from tests.fakes.transfer import Pair, toy_handle, toy_plan
 
@@ -90,6 +91,23 @@ def test_entries_that_follow_one_another_and_are_ready_together_share_a_message(
     sent, received = (pair.finished[end]["a"] for end in ("sender", "receiver"))
     assert sent.error is received.error is None and received.payload_bytes == plan.num_bytes
     pair.check_idle()
+
+
+def test_buffers_lent_to_steps_leave_a_place_to_what_is_ready() -> None:
+    machine = SenderMachine(window=3, lease_s=10.0)
+    for attempt_id in ("a", "b", "c"):
+        machine.open(attempt_id, b"", PLAN, 0.0)
+        machine.on_message(pb.ReceiverMessage(accept=pb.Accept(attempt_id=attempt_id)), 0.0)
+    assert machine.lend("a") is not None and machine.lend("b") is not None
+    assert machine.lend("c") is None
+    assert machine.entries_ready("c", [0], 0.0) == [act.WantBuffer()]
+    assert isinstance(machine.granted()[0], act.Pack)
+    for ticket in (0, 1):
+        machine.filled(ticket, (), None, 0.0)
+    assert machine.entries_ready("c", [1], 0.0) == [act.WantBuffer()]
+    assert machine.lend("a") is None, "what is ready has waited longer"
+    assert isinstance(machine.granted()[0], act.Pack)
+    assert machine.lend("a") is None, "two of three are taken"
 
 
 @pytest.mark.parametrize(

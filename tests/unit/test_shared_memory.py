@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from shoal.engine.kv_pool import KvPool, block_bytes
 from shoal.engine.shared_memory import Lease, MappedMemory, Offer, SharedMemory
 from shoal.engine.state_store import StateStore
-from shoal.errors import Mismatch, Unavailable
+from shoal.errors import InvalidConfig, Mismatch, Unavailable
 from shoal.kv_transfer.lending import Borrower, lent, offered
 from shoal.pb.internal.v1 import transfer_pb2 as pb
 from shoal.placement.blocks import NO_BLOCK
@@ -188,6 +188,12 @@ def test_another_process_sees_writes_and_cannot_write() -> None:
     assert reader.exitcode == -signal.SIGSEGV and memory.data[0] == 7
     with pytest.raises(EOFError):
         ours.recv()
+
+
+@pytest.mark.parametrize("num_bytes", [1 << 62, 1 << 64])
+def test_more_than_any_machine_has_is_refused_with_words(num_bytes: int) -> None:
+    with pytest.raises(InvalidConfig, match="GB of shared memory cannot be had: .*; lower kv_memory"):
+        SharedMemory(num_bytes)
 
 
 def test_memory_goes_with_its_owner_and_readers() -> None:
