@@ -8,6 +8,7 @@ A reader may be slow, or stopped for a while, and the owner does not wait for it
 Whoever reads checks the lease afterwards; only if it still holds was what he read the owner's.
 """
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -61,9 +62,10 @@ class SharedMemory:
             os.ftruncate(self._descriptor, _HEADER_BYTES + num_bytes)
             fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
             memory = mmap.mmap(self._descriptor, _HEADER_BYTES + num_bytes)
-            memory.madvise(mmap.MADV_HUGEPAGE)
         except (OSError, OverflowError) as error:
             raise InvalidConfig(f"{num_bytes / 1e9:.1f} GB of shared memory cannot be had: {error}; lower kv_memory") from error
+        with contextlib.suppress(OSError):  # a kernel built without large pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
         secret = secrets.token_bytes(_SECRET_BYTES)
         memory[:_SECRET_BYTES] = secret
         self.data = torch.frombuffer(memory, dtype=torch.uint8, offset=_HEADER_BYTES).zero_()  # [num_bytes]

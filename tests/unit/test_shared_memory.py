@@ -1,6 +1,7 @@
 """Memory lent to another process: found, checked, read only, and believed only while its lease holds."""
 
 import contextlib
+import mmap
 import multiprocessing
 import os
 import signal
@@ -194,6 +195,13 @@ def test_another_process_sees_writes_and_cannot_write() -> None:
 def test_more_than_any_machine_has_is_refused_with_words(num_bytes: int) -> None:
     with pytest.raises(InvalidConfig, match="GB of shared memory cannot be had: .*; lower kv_memory"):
         SharedMemory(num_bytes)
+
+
+def test_a_kernel_without_large_pages_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9999)  # what it does not know
+    with pytest.raises(OSError, match="Invalid argument"):
+        mmap.mmap(-1, 4096).madvise(mmap.MADV_HUGEPAGE)
+    assert MappedMemory(SharedMemory(4096).offer).data.numel() == 4096
 
 
 def test_memory_goes_with_its_owner_and_readers() -> None:
