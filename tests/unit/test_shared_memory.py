@@ -193,7 +193,7 @@ def test_another_process_sees_writes_and_cannot_write() -> None:
 
 @pytest.mark.parametrize("num_bytes", [1 << 62, 1 << 64])
 def test_more_than_any_machine_has_is_refused_with_words(num_bytes: int) -> None:
-    with pytest.raises(InvalidConfig, match="GB of shared memory cannot be had: .*; lower kv_memory"):
+    with pytest.raises(InvalidConfig, match=r"GB of shared memory cannot be had: .*; lower kv_memory"):
         SharedMemory(num_bytes)
 
 
