@@ -140,7 +140,7 @@ class SplitBench:
                 ]
                 if streams:
                     await asyncio.sleep(1.2)
-                timed = await ask(decode, leg, _prompt(length, 2 * repeat + way), visibility, 1)
+                timed = await ask(decode, leg, _prompt(length, 1000 * num_streams + 2 * repeat + way), visibility, 1)
                 done = await asyncio.gather(*streams)
                 if repeat:
                     ttfts[way].append(timed.ttft * 1e3)
