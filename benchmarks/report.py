@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
@@ -67,7 +68,8 @@ def write_results(path: Path, results: Mapping[str, SectionResult]) -> None:
 
 
 def write_report(path: Path, results: Mapping[str, SectionResult], order: Iterable[str], plots: Mapping[str, Path]) -> None:
-    """The page, sections in `order`; `plots`: table title → picture."""
+    """The page, sections in `order`; `plots`: table title → picture. Sections without results stay as the page has them."""
+    written = _written(path)
     parts = [
         "# Benchmarks",
         "Written by `make bench` (`python -m benchmarks`); [performance.md](performance.md) says what the figures mean and how "
@@ -76,6 +78,7 @@ def write_report(path: Path, results: Mapping[str, SectionResult], order: Iterab
     ]
     for name in order:
         if name not in results:
+            parts += [written[name]] if name in written else []
             continue
         result = results[name]
         parts.append(f"## {name}")
@@ -89,3 +92,10 @@ def write_report(path: Path, results: Mapping[str, SectionResult], order: Iterab
             if table.title in plots:
                 parts.append(f"![{table.title}]({plots[table.title].relative_to(path.parent)})")
     path.write_text("\n\n".join(parts) + "\n")
+
+
+def _written(path: Path) -> dict[str, str]:
+    """The sections of a page that was written before, by name."""
+    text = path.read_text() if path.exists() else ""
+    sections = re.split(r"^(?=## \S+$)", text, flags=re.MULTILINE)[1:]
+    return {section.split("\n", 1)[0].removeprefix("## "): section.strip() for section in sections}

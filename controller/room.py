@@ -40,7 +40,7 @@ def check_size(config: ServeConfig, pool: Pool, size: int) -> None:
 
 
 def check_memory(config: ServeConfig, num_workers: int) -> None:
-    """Pools on this machine's own memory: it is taken as they fill, so too much would show only under load."""
+    """Pools on this machine's own memory, which is taken whole when workers start: too much would have them killed."""
     if config.ray_address or config.transfer_backend == "nccl":
         return
     import psutil  # here: part of the `serve` extra

@@ -135,6 +135,11 @@ def test_sections_of_several_runs_become_one_report(tmp_path: Path) -> None:
     page = (tmp_path / "page.md").read_text()
     assert page.index("## first-token") < page.index("## decoding")
     assert "vllm was skipped: not here" in page and under["commit"] in page and "1 threads" in page
+    again = {"streams": kept.pop("first-token")}  # as in a fresh clone: what it has not measured stays as it was written
+    report.write_report(tmp_path / "page.md", again, SECTIONS, {})
+    after = (tmp_path / "page.md").read_text()
+    assert page.partition("## first-token")[2].strip() == after.partition("## first-token")[2].partition("## streams")[0].strip()
+    assert "## decoding" in after and "## streams" in after
 
 
 def test_the_command_lists_what_it_knows() -> None:

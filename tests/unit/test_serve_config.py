@@ -117,6 +117,7 @@ def test_a_configuration_crosses_as_json() -> None:
         ({"kv_memory": "9" * 400}, "more than any machine has"),
         ({"transfer": {"heartbeat_s": 61.0}}, "heartbeat_s must be at most 60"),
         ({"transfer": {"backend": "nccl"}}, "set transfer_backend"),
+        ({"transfer": {"backend": "gloo"}}, "set transfer_backend"),
         ({"transfer": {"host": "10.0.0.1"}}, "set worker_host"),
         ({"worker_port": 50052}, "set worker_host to node"),
         ({**OWN_NODES, "worker_port": 9400}, "are both 9400"),

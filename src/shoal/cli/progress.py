@@ -43,7 +43,8 @@ class StartProgress:
         if event.kind == "ray":
             self._step(who, event.message, None)
         elif event.kind == "listening":
-            self._step("Ray", "running", 1.0)
+            transfer = event.data.get("transfer")
+            self._step("Ray", "running" + (f"; KV crosses by {transfer}" if transfer else ""), 1.0)
         elif event.kind == "starting":
             self._step(who, "starting" + (f": {event.message}" if event.message else ""), None)
         elif event.kind == "loading":

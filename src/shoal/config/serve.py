@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from shoal.config.autoscale import AutoscaleConfig, Bounds
 from shoal.config.cpus import parse_cpus
@@ -23,6 +23,8 @@ from shoal.visibility import Visibility
 
 _SHADOW = ShadowConfig()
 _IMAGES = ImageLimits()
+
+_SET_ABOVE: Final = {"backend": "transfer_backend", "host": "worker_host"}  # of `transfer`, and where they are set
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +250,10 @@ class ServeConfig:
 
     def to_mapping(self) -> dict[str, Any]:
         """A JSON-able mapping that `from_mapping` reads back."""
-        return dataclasses.asdict(self) | {"visibilities": list(self.visibilities)}
+        values = dataclasses.asdict(self) | {"visibilities": list(self.visibilities)}
+        for key in _SET_ABOVE:
+            del values["transfer"][key]
+        return values
 
     @property
     def beat_s(self) -> float:
@@ -364,9 +369,8 @@ def _refuse_beside_colocated(source: str, given: Mapping[str, Any], fields: Mapp
 
 
 def _transfer(source: str, values: Any) -> TransferConfig:
-    config = TransferConfig(**read_section(source, "transfer", values, TransferConfig, "heartbeat_s: 1.0"))
-    known = {item.name: item for item in dataclasses.fields(TransferConfig)}
-    for key, owner in (("backend", "transfer_backend"), ("host", "worker_host")):
-        if getattr(config, key) != known[key].default:
+    section = read_section(source, "transfer", values, TransferConfig, "heartbeat_s: 1.0")
+    for key, owner in _SET_ABOVE.items():
+        if key in section:
             raise InvalidConfig(f"{source}: transfer.{key} would have no effect here; set {owner}")
-    return config
+    return TransferConfig(**section)
