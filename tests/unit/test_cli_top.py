@@ -11,7 +11,6 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -167,10 +166,12 @@ async def test_a_terminal_shows_it_live_until_interrupted(cluster: Cluster) -> N
     def watch() -> tuple[int, bytes]:
         ours, theirs = pty.openpty()
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src"), "COLUMNS": "140", "TERM": "xterm"}
-        command = [sys.executable, "-m", "shoal.cli.main", "top", "-a", cluster.address, "-i", "0.1"]
-        # a shell's background jobs ignore SIGINT, and so would their children
-        heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, preexec_fn=heed) as process:
+        # A shell's background jobs ignore SIGINT, and so would their children. Not by preexec_fn: that forks, and a fork of this
+        # process, in which gRPC's threads run, can die.
+        heed = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.executable, sys.argv[1:])"
+        top = [sys.executable, "-m", "shoal.cli.main", "top", "-a", cluster.address, "-i", "0.1"]
+        command = [sys.executable, "-c", heed, *top]
+        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
             os.close(theirs)
             seen = b""
             try:
