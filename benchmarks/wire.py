@@ -105,7 +105,7 @@ class _Peer:
             "r", "", shape.num_layers, shape.hidden_size, shape.num_kv_heads, shape.head_dim, DType.BFLOAT16, 16, "r", **wire
         )
         self.visibility = str(visibility)
-        self.sizes = _messages([entry.num_bytes for entry in self.plan.entries], self.config.max_joined_bytes)
+        self.sizes = _messages([entry.num_bytes for entry in self.plan.entries], self.config.max_entry_bytes)
         self.buffers = [torch.zeros(max(self.sizes), dtype=torch.uint8) for _ in range(WINDOW)]
 
     async def run(self) -> None:

@@ -57,7 +57,7 @@ class OutgoingPair:
         self._machine = SenderMachine(
             window=shared.config.max_receives_in_flight + 1,
             lease_s=shared.config.lease_s,
-            max_joined_bytes=shared.config.max_joined_bytes,
+            max_joined_bytes=shared.config.max_entry_bytes,
         )
         self._perform = Performer(self._carry_out)
         self._transfers: dict[str, OutgoingTransfer] = {}

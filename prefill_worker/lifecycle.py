@@ -141,7 +141,7 @@ class TaskRunner:
                 self.holdings.release_sources(holding)
                 if not spec.is_background:
                     task.publish = partial(prefixes.publish, spec, keys, kv, states)
-            self._steps.add(Work(task, kv, states, task.num_cached))
+            self._steps.add(Work(task, kv, states))
             report = await (await asyncio.shield(opening)).wait()
             await task.computed.wait()  # the acknowledgement can overtake the end of the step that sent the last entry
             metrics.SENT_BYTES.inc(report.payload_bytes)

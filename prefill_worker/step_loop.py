@@ -26,7 +26,6 @@ class Work:
     task: PrefillTask
     kv: RequestKv
     states: StateStore | None
-    num_cached: int = 0  # tokens that are in place already
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +62,10 @@ class PrefillStepLoop(StepLoop[PrefillStep, None]):
         self._work[key] = work
         rank, is_background = work.task.spec.turn.priority.rank, work.task.spec.is_background
         whole = work.kv.images.whole if work.kv.images is not None else ()
-        work.task.num_computed = work.num_cached
-        self.tally.prompts.add(num_tokens - work.num_cached)
-        self._batcher.add(TokenCursor(key, num_tokens, num_tokens, work.num_cached, rank, is_background, whole))
-        work.task.complete(work.task.export.states_kept(work.num_cached))
+        work.task.num_computed = work.task.num_cached
+        self.tally.prompts.add(num_tokens - work.task.num_cached)
+        self._batcher.add(TokenCursor(key, num_tokens, num_tokens, work.task.num_cached, rank, is_background, whole))
+        work.task.complete(work.task.export.states_kept(work.task.num_cached))
         work.task.end_step()
         self.wake()
 

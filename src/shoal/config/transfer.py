@@ -38,9 +38,7 @@ class TransferConfig:
     backend: str = "gloo"
     max_entry_bytes: int = 8 << 20
     max_entry_tokens: int = 2048  # `shoal serve` takes no more than its token_budget, so that each chunk's KV leaves with it
-    gathered_bytes: int = (
-        8 << 20
-    )  # a message leaves when it has so many; or when only the last layer is missing, or a step is over
+    gathered_bytes: int = 8 << 20  # a message leaves when it has so many, when only the last layer is missing, at a step's end
     num_staging_buffers: int = 8  # per worker, each of max_entry_bytes at most
     max_receives_in_flight: int = 4  # per pair; 1 on NCCL
     max_pairs: int = 64
@@ -84,11 +82,6 @@ class TransferConfig:
         ):
             if not getattr(self, name) > 0:
                 raise InvalidConfig(f"transfer.{name} must be greater than 0")
-
-    @property
-    def max_joined_bytes(self) -> int:
-        """The largest message of several entries: what a staging buffer holds."""
-        return self.max_entry_bytes
 
     @property
     def peer_timeout_s(self) -> float:
