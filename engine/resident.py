@@ -66,7 +66,12 @@ def shared_memory_for(model: ModelFiles, config: WorkerConfig) -> SharedMemory |
     if _device(config.device).type != "cpu":
         raise InvalidConfig("transfer.backend 'shared-memory' is for KV in the CPU's memory; set device 'cpu' or another backend")
     shape = model.config.shape
-    return SharedMemory(config.pool_blocks(shape) * block_bytes(shape, config.block_size, config.dtype))
+    memory = SharedMemory(config.pool_blocks(shape) * block_bytes(shape, config.block_size, config.dtype))
+    if not memory.has_large_pages:
+        _log.info(
+            "shared KV lies in small pages, which slows attention over it: the kernel has no large ones (Linux 6.1 or later)"
+        )
+    return memory
 
 
 def load_resident(

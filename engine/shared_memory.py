@@ -8,14 +8,11 @@ A reader may be slow, or stopped for a while, and the owner does not wait for it
 Whoever reads checks the lease afterwards; only if it still holds was what he read the owner's.
 """
 
-import contextlib
 import fcntl
-import mmap
 import os
 import secrets
 import stat
 import sys
-import warnings
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,9 +20,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shoal.engine.mapped_file import LARGE_PAGE_BYTES, gather_large_pages, map_file
 from shoal.errors import InvalidConfig, Mismatch
 
-_HEADER_BYTES: Final = 2 << 20  # so that the data begins at a large page
+_HEADER_BYTES: Final = LARGE_PAGE_BYTES  # so that the data begins at a large page
 _SECRET_BYTES: Final = 32
 _FIRST_LEASE: Final = 64
 _NUM_LEASES: Final = 1 << 16
@@ -61,14 +59,15 @@ class SharedMemory:
             self._descriptor = os.memfd_create("shoal-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(self._descriptor, _HEADER_BYTES + num_bytes)
             fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
-            memory = mmap.mmap(self._descriptor, _HEADER_BYTES + num_bytes)
+            memory = map_file(self._descriptor, _HEADER_BYTES + num_bytes, writable=True)
         except (OSError, OverflowError) as error:
             raise InvalidConfig(f"{num_bytes / 1e9:.1f} GB of shared memory cannot be had: {error}; lower kv_memory") from error
-        with contextlib.suppress(OSError):  # a kernel built without large pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
+        self.has_large_pages = gather_large_pages(memory)
         secret = secrets.token_bytes(_SECRET_BYTES)
         memory[:_SECRET_BYTES] = secret
-        self.data = torch.frombuffer(memory, dtype=torch.uint8, offset=_HEADER_BYTES).zero_()  # [num_bytes]
+        self.data = torch.frombuffer(memory, dtype=torch.uint8, offset=_HEADER_BYTES)  # [num_bytes]
+        if not self.has_large_pages:
+            self.data.zero_()  # to have the small pages now, not in a request's time
         self.offer = Offer(os.getpid(), self._descriptor, num_bytes, secret)
         self._leases = _leases(memory)
         self._free = list(range(_NUM_LEASES - 1, -1, -1))
@@ -112,9 +111,7 @@ class MappedMemory:
             raise _cannot(error.strerror or "it cannot be mapped") from None
         finally:
             os.close(descriptor)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given buffer is not writable")  # nor is it to be
-            self.data = torch.frombuffer(memory, dtype=torch.uint8, offset=_HEADER_BYTES)  # [num_bytes]
+        self.data = torch.frombuffer(memory, dtype=torch.uint8, offset=_HEADER_BYTES)  # [num_bytes]
         self._leases = _leases(memory)
 
     def holds(self, lease: Lease) -> bool:
@@ -122,20 +119,20 @@ class MappedMemory:
         return lease.number > 0 and 0 <= lease.slot < _NUM_LEASES and int(self._leases[lease.slot]) == lease.number
 
 
-def _checked(descriptor: int, offer: Offer) -> mmap.mmap:
+def _checked(descriptor: int, offer: Offer) -> memoryview:
     found = os.fstat(descriptor)
     size = _HEADER_BYTES + offer.num_bytes
     if not stat.S_ISREG(found.st_mode) or fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
         raise _cannot("it is not sealed")  # a file that shrinks under a mapping kills whoever reads it
     if found.st_size != size or offer.num_bytes < 1:
         raise _cannot(f"it has {found.st_size} bytes, not {size}")
-    memory = mmap.mmap(descriptor, size, prot=mmap.PROT_READ)
-    if not secrets.compare_digest(memory[:_SECRET_BYTES], offer.secret):
+    memory = map_file(descriptor, size, writable=False)
+    if not secrets.compare_digest(bytes(memory[:_SECRET_BYTES]), offer.secret):
         raise _cannot("it is another process's")
     return memory
 
 
-def _leases(memory: mmap.mmap) -> NDArray[np.uint64]:
+def _leases(memory: memoryview) -> NDArray[np.uint64]:
     return np.frombuffer(memory, np.uint64, _NUM_LEASES, _FIRST_LEASE)
 
 
