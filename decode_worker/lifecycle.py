@@ -115,7 +115,8 @@ class RequestRunner:
         loop = asyncio.get_running_loop()
 
         def arrived(entry: Entry) -> None:
-            loop.call_soon_threadsafe(self._arrived, request, entry)
+            if request.state is RequestState.RESERVED or entry.kind is EntryKind.DEEP_STATE:  # of the others nobody need hear
+                loop.call_soon_threadsafe(self._arrived, request, entry)
 
         try:
             reservation = await self._reservations.make(request.spec, arrived)

@@ -1,5 +1,6 @@
 """Backends by name, and what each allows at once. Knows which channel class to build; knows no attempts and no streams."""
 
+import sys
 from typing import Protocol
 
 import torch
@@ -20,6 +21,7 @@ class Backend(Protocol):
 
     name: str
     max_outstanding: int | None  # receives (and sends) per worker over all pairs; None = bounded by staging only
+    max_joined_bytes: int  # of a message with several entries
     device: torch.device  # where staging lives
 
     def connect(self, store: PairStore, rank: int, timeout_s: float) -> PairChannel:
@@ -30,11 +32,11 @@ class Backend(Protocol):
 def make_backend(config: TransferConfig) -> Backend:
     """The configured backend. Raises InvalidConfig when this machine cannot run it."""
     if config.backend == "gloo":
-        return _Gloo(config.host)
+        return _Gloo(config)
     if config.backend == "ordered-gloo":
-        return _OrderedGloo(config.host)
+        return _OrderedGloo(config)
     if config.backend == "nccl":
-        return _Nccl()
+        return _Nccl(config)
     if config.backend == SHARED_MEMORY:
         return _SharedMemory()
     raise InvalidConfig(f"transfer backend {config.backend!r} is unknown; choose one of {', '.join(BACKENDS)}")
@@ -45,8 +47,9 @@ class _Gloo:
     max_outstanding: int | None = None
     device = torch.device("cpu")
 
-    def __init__(self, host: str) -> None:
-        self._host = host
+    def __init__(self, config: TransferConfig) -> None:
+        self._host = host = config.host
+        self.max_joined_bytes = config.max_entry_bytes
         try:
             gloo_device(host)
         except RuntimeError:
@@ -61,8 +64,8 @@ class _OrderedGloo(_Gloo):
     name = "ordered-gloo"
     max_outstanding: int | None = 1
 
-    def __init__(self, host: str) -> None:
-        super().__init__(host)
+    def __init__(self, config: TransferConfig) -> None:
+        super().__init__(config)
         self._receives, self._sends = OneAtATime("receive"), OneAtATime("send")
 
     def connect(self, store: PairStore, rank: int, timeout_s: float) -> PairChannel:
@@ -74,6 +77,7 @@ class _SharedMemory:
 
     name = SHARED_MEMORY
     max_outstanding: int | None = None
+    max_joined_bytes = sys.maxsize  # a message is words only, its entries are read one by one
     device = torch.device("cpu")
 
     def connect(self, store: PairStore, rank: int, timeout_s: float) -> PairChannel:
@@ -84,10 +88,11 @@ class _Nccl:
     name = "nccl"
     max_outstanding: int | None = 1
 
-    def __init__(self) -> None:
+    def __init__(self, config: TransferConfig) -> None:
         from shoal.kv_transfer.nccl import check_environment
 
         check_environment()
+        self.max_joined_bytes = config.max_entry_bytes
         self.device = torch.device("cuda", torch.cuda.current_device())
 
     def connect(self, store: PairStore, rank: int, timeout_s: float) -> PairChannel:

@@ -8,7 +8,7 @@ core that computes. Without a buffer, entries are reported one by one and packed
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 
@@ -17,6 +17,7 @@ from shoal.kv_transfer.guard import Guard
 from shoal.placement.plan import Entry, EntryKind, TransferPlan
 
 Copy = Callable[[Entry, torch.Tensor], None]
+_WORTH_BYTES: Final = 1 << 20  # read in the time that one announcement takes, by a receiver that reads where they lie
 
 
 class Filled(Protocol):
@@ -48,9 +49,12 @@ class Gathering:
         copy: Copy,
         max_gathered_bytes: int,
         *,
+        in_place: bool = False,
         filled: Filled,
         ready: Callable[[Sequence[int]], None],
     ) -> None:
+        """`in_place`: the receiver reads entries where they lie, so that a message holds no buffer and may have any size."""
+        self._in_place = in_place
         self._plan = plan
         self._guard = guard
         self._copy = copy
@@ -100,14 +104,15 @@ class Gathering:
             self._num_missing_bytes -= num_bytes
             self._pack()
             self._num_early -= sum(self._is_early(self._plan.entries[index]) for index in indices)
-            is_full = self._num_complete_bytes + self._largest_bytes > self._max_gathered_bytes
-            if is_full or self._num_early == 0 or self._num_complete_bytes >= 2 * self._num_missing_bytes:
+            if self._is_due():
                 self._hand_over()
 
     def end_step(self) -> None:
         """The step is over: whatever is complete goes, and no buffer stays here."""
         with self._lock:
             self._in_step = False
+            if self._in_place:
+                return
             self._hand_over()
             if self._complete:
                 self._hand_over()
@@ -121,6 +126,13 @@ class Gathering:
             self._complete.clear()
             if self._buffer is not None:
                 self._give_back(None)
+
+    def _is_due(self) -> bool:
+        is_most = self._num_complete_bytes >= 2 * self._num_missing_bytes
+        if self._in_place:
+            return self._num_missing_bytes == 0 or (is_most and self._num_missing_bytes >= _WORTH_BYTES)
+        is_full = self._num_complete_bytes + self._largest_bytes > self._max_gathered_bytes
+        return is_full or self._num_early == 0 or is_most
 
     def _is_early(self, entry: Entry) -> bool:
         return entry.kind is EntryKind.KV and entry.layer < self._last_layer

@@ -3,8 +3,11 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+
+import torch
 
 from shoal.config.transfer import TransferConfig
 from shoal.errors import InternalError, Mismatch, ShoalError, Unavailable
@@ -22,6 +25,7 @@ from shoal.kv_transfer.receiver import ReceiverMachine
 from shoal.kv_transfer.rendezvous import PairStore
 from shoal.kv_transfer.staging import Permits, StagingBuffer, StagingPool
 from shoal.pb.internal.v1 import transfer_pb2 as pb
+from shoal.placement.plan import Entry
 
 logger = logging.getLogger(__name__)
 _PARTING_S = 0.5  # for the last words on a stream that is being closed
@@ -63,7 +67,7 @@ class IncomingPair:
         self._machine = ReceiverMachine(
             shared.book,
             max_receives=shared.config.max_receives_in_flight,
-            max_joined_bytes=shared.config.max_entry_bytes,
+            max_joined_bytes=shared.backend.max_joined_bytes,
         )
         self._perform = Performer(self._carry_out)
         self._granted: StagingBuffer | None = None
@@ -209,8 +213,8 @@ class IncomingPair:
             self.close(_without_frames(error))
 
     def _borrow(self, action: act.Post, borrower: Borrower) -> None:
-        """Read a message where prefill has it, in the lane's thread, and unpack it."""
-        n, loan, view = action.n, self._loans.get(action.attempt_id), self._buffers[action.n].view(action.num_bytes)
+        """Read a message's entries where prefill has them, in the lane's thread."""
+        n, loan, memory = action.n, self._loans.get(action.attempt_id), self._buffers[action.n].memory
         transfer, lane = self._shared.transfers.get(action.attempt_id), self._lane
 
         def done(crcs: list[int] | None, error: ShoalError | None) -> None:
@@ -226,11 +230,8 @@ class IncomingPair:
                 self._shared.faults.hit("before-post")
                 if loan is None:
                     raise Mismatch("prefill announced a message before it said where the attempt's KV lies")
-                borrower.read(loan, action.entries, view)
-                self._shared.faults.hit("after-receive")
-                if transfer is not None:
-                    crcs = transfer.guard.copy(transfer.sink.unpack, action.entries, view, summed=False)
-                self._shared.faults.hit("after-unpack")
+                if transfer is not None and self._read(borrower, loan, action.entries, memory, transfer):
+                    crcs = [0] * len(action.entries)
             except Exception as error:  # noqa: BLE001  # the attempt's end; the thread must outlive it
                 crcs, failure = None, _without_frames(error)
             lane.report(done, crcs, failure)
@@ -239,6 +240,18 @@ class IncomingPair:
             self._perform(self._machine.failed(n))
         else:
             lane.run(job)
+
+    def _read(
+        self, borrower: Borrower, loan: Loan, entries: Sequence[Entry], memory: torch.Tensor, transfer: IncomingTransfer
+    ) -> bool:
+        """One entry after the other, so that each is unpacked while it lies in the cache. False: the transfer has ended."""
+        for entry in entries:
+            part = borrower.read(loan, entry, memory)
+            self._shared.faults.hit("after-receive")
+            if not transfer.guard.call(partial(transfer.sink.unpack, entry, part)):
+                return False
+            self._shared.faults.hit("after-unpack")
+        return True
 
     def _post(self, action: act.Post) -> None:
         n, num_bytes = action.n, action.num_bytes

@@ -92,17 +92,16 @@ class Borrower:
         """Where an attempt's entries lie. Raises Mismatch."""
         return Loan(message, self._pool)
 
-    def read(self, loan: Loan, entries: Sequence[Entry], message: torch.Tensor) -> None:
-        """Copy entries into a message [num_bytes] uint8, one behind the other, each in its wire layout.
+    def read(self, loan: Loan, entry: Entry, memory: torch.Tensor) -> torch.Tensor:
+        """Copy an entry to the beginning of `memory` uint8; that part, [entry.num_bytes], in the entry's wire layout.
 
-        Raises Unavailable when prefill has taken its blocks back meanwhile, Mismatch for entries that cannot lie there.
+        Raises Unavailable when prefill has taken its blocks back meanwhile, Mismatch for an entry that cannot lie there.
         """
-        first = 0
-        for entry in entries:
-            loan.read(entry, message[first : first + entry.num_bytes])
-            first += entry.num_bytes
+        part = memory[: entry.num_bytes]
+        loan.read(entry, part)
         if not self._memory.holds(loan.lease):
             raise Unavailable("the prefill worker took its blocks back before they had been read; retry the request")
+        return part
 
 
 def _to_wire(ids: BlockIds) -> bytes:

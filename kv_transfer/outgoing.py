@@ -43,17 +43,29 @@ class OutgoingTransfer:
     """
 
     def __init__(
-        self, attempt_id: str, source: KvSource, plan: TransferPlan, max_gathered_bytes: int, pair: "TransferOwner"
+        self,
+        attempt_id: str,
+        source: KvSource,
+        plan: TransferPlan,
+        max_gathered_bytes: int,
+        pair: "TransferOwner",
+        lease: Lease | None = None,
     ) -> None:
         self.attempt_id = attempt_id
         self.guard = Guard()
         self.source = source
         self.gathering = Gathering(
-            plan, self.guard, source.pack, max_gathered_bytes, filled=self._filled, ready=self.entries_ready
+            plan,
+            self.guard,
+            source.pack,
+            max_gathered_bytes,
+            in_place=lease is not None,
+            filled=self._filled,
+            ready=self.entries_ready,
         )
         self._loop = asyncio.get_running_loop()
         self._pair = pair
-        self.lease: Lease | None = None  # of shared memory
+        self.lease = lease  # of shared memory, in which decode reads in place
         self.is_lent = False  # decode has been told where everything lies
         self._num_entries = len(plan.entries)
         self._started_s = time.monotonic()

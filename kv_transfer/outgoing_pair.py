@@ -57,7 +57,7 @@ class OutgoingPair:
         self._machine = SenderMachine(
             window=shared.config.max_receives_in_flight + 1,
             lease_s=shared.config.lease_s,
-            max_joined_bytes=shared.config.max_entry_bytes,
+            max_joined_bytes=shared.backend.max_joined_bytes,
         )
         self._perform = Performer(self._carry_out)
         self._transfers: dict[str, OutgoingTransfer] = {}
@@ -105,10 +105,9 @@ class OutgoingPair:
         """Start a transfer on this pair. Raises Unavailable once it has closed."""
         self.used_s = time.monotonic()
         actions = self._machine.open(handle.attempt_id, handle.encode(), plan, self.used_s)
-        transfer = OutgoingTransfer(handle.attempt_id, source, plan, self._shared.config.gathered_bytes, self)
+        lease = self._shared.memory.lease() if self._shared.memory is not None else None
+        transfer = OutgoingTransfer(handle.attempt_id, source, plan, self._shared.config.gathered_bytes, self, lease)
         self._transfers[handle.attempt_id] = transfer
-        if self._shared.memory is not None:
-            transfer.lease = self._shared.memory.lease()
         self._perform(actions)
         return transfer
 

@@ -1,7 +1,6 @@
 """Memory lent to another process: found, checked, read only, and believed only while its lease holds."""
 
 import contextlib
-import mmap
 import multiprocessing
 import os
 import signal
@@ -63,17 +62,14 @@ def test_what_is_read_is_what_packing_would_have_sent(lender: tuple[SharedMemory
     memory, pool, source = lender
     entries = [kv(0, 0, 1, 7), kv(1, 1, 0, 12), Entry(2, EntryKind.DEEP_STATE, 2, 4, 6, 2 * SHAPE.hidden_size * 4)]
     borrower = Borrower(offered(memory), SHAPE, FINGERPRINT)
-    message = torch.zeros(sum(entry.num_bytes for entry in entries), dtype=torch.uint8)
-    borrower.read(borrower.loan(lent(memory.lease(), source)), entries, message)
-    sent, first = torch.zeros_like(message), 0
+    loan, scratch = borrower.loan(lent(memory.lease(), source)), torch.zeros(1 << 12, dtype=torch.uint8)
     for entry in entries:
-        part = sent[first : first + entry.num_bytes]
+        part = torch.zeros(entry.num_bytes, dtype=torch.uint8)
         if entry.kind is EntryKind.KV:
             pool.pack(source.lower, entry.layer, entry.start, entry.stop, part)
         else:
             source.kept.read_into(entry.start, entry.stop, part.view(torch.float32))
-        first += entry.num_bytes
-    assert torch.equal(message, sent) and message.any()
+        assert torch.equal(borrower.read(loan, entry, scratch), part) and part.any()
 
 
 def test_nothing_is_believed_once_the_lease_has_ended(lender: tuple[SharedMemory, KvPool, Source]) -> None:
@@ -84,14 +80,14 @@ def test_nothing_is_believed_once_the_lease_has_ended(lender: tuple[SharedMemory
     memory.end(leases[1])
     memory.end(leases[1])
     assert memory.num_leases == 2
-    borrower.read(loans[0], [kv(0, 0, 0, 4)], message)
+    borrower.read(loans[0], kv(0, 0, 0, 4), message)
     with pytest.raises(Unavailable, match="took its blocks back"):
-        borrower.read(loans[1], [kv(0, 0, 0, 4)], message)
+        borrower.read(loans[1], kv(0, 0, 0, 4), message)
     again = memory.lease()  # the same slot, another lease
     assert again.slot == leases[1].slot and again.number != leases[1].number
     with pytest.raises(Unavailable, match="took its blocks back"):
-        borrower.read(loans[1], [kv(0, 0, 0, 4)], message)
-    borrower.read(borrower.loan(lent(again, source)), [kv(0, 0, 0, 4)], message)
+        borrower.read(loans[1], kv(0, 0, 0, 4), message)
+    borrower.read(borrower.loan(lent(again, source)), kv(0, 0, 0, 4), message)
 
 
 @pytest.mark.parametrize("lease", [Lease(0, 0), Lease(1 << 16, 1), Lease((1 << 32) - 1, 1), Lease(9, 1 << 60)])
@@ -161,7 +157,7 @@ def test_whatever_is_said_to_be_lent_is_read_or_refused(data: st.DataObject) -> 
     size = SHAPE.kv_elements if kind is EntryKind.KV else SHAPE.hidden_size
     entry = Entry(0, kind, data.draw(st.integers(0, 3)), start, stop, (stop - start) * size * 4)
     with contextlib.suppress(Mismatch):
-        borrower.read(borrower.loan(message), [entry], torch.zeros(entry.num_bytes, dtype=torch.uint8))
+        borrower.read(borrower.loan(message), entry, torch.zeros(entry.num_bytes, dtype=torch.uint8))
 
 
 def _read_and_write(connection: Connection, offer: Offer) -> None:
@@ -197,11 +193,27 @@ def test_more_than_any_machine_has_is_refused_with_words(num_bytes: int) -> None
         SharedMemory(num_bytes)
 
 
+def test_owner_and_readers_have_large_pages_under_them() -> None:
+    def large_bytes() -> int:
+        with open("/proc/self/smaps_rollup") as rollup:
+            return sum(int(line.split()[1]) << 10 for line in rollup if line.startswith("ShmemPmdMapped"))
+
+    before, size = large_bytes(), 32 << 20
+    memory = SharedMemory(size)
+    if not memory.has_large_pages:
+        pytest.skip("this kernel gathers no large pages, or has none in one piece")
+    memory.data[::4096] = 3
+    assert large_bytes() >= before + size
+    reader = MappedMemory(memory.offer)
+    assert int(reader.data.sum()) == 3 * size // 4096
+    assert large_bytes() >= before + 2 * size
+
+
 def test_a_kernel_without_large_pages_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9999)  # what it does not know
-    with pytest.raises(OSError, match="Invalid argument"):
-        mmap.mmap(-1, 4096).madvise(mmap.MADV_HUGEPAGE)
-    assert MappedMemory(SharedMemory(4096).offer).data.numel() == 4096
+    monkeypatch.setattr("shoal.engine.mapped_file._MADV_COLLAPSE", 9999)  # what it does not know
+    memory = SharedMemory(8 << 20)
+    memory.data[-1] = 5
+    assert not memory.has_large_pages and int(MappedMemory(memory.offer).data.sum()) == 5
 
 
 def test_memory_goes_with_its_owner_and_readers() -> None:
