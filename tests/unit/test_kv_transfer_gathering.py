@@ -19,13 +19,13 @@ SIZE = 100  # of each entry
 class Told:
     """What a gathering reports, in order."""
 
-    def __init__(self, num_entries: int, max_gathered_bytes: int) -> None:
-        self.plan = toy_plan(*[SIZE] * num_entries)
+    def __init__(self, num_entries: int, max_gathered_bytes: int, *, in_place: bool = False, size: int = SIZE) -> None:
+        self.plan = toy_plan(*[size] * num_entries)
         self.guard = Guard()
         self.filled: list[tuple[int, list[int], Sequence[int] | None, ShoalError | None]] = []
         self.ready: list[list[int]] = []
         self.gathering = Gathering(
-            self.plan, self.guard, self.copy, max_gathered_bytes,
+            self.plan, self.guard, self.copy, max_gathered_bytes, in_place=in_place,
             filled=lambda ticket, entries, crcs, error: self.filled.append((ticket, [e.index for e in entries], crcs, error)),
             ready=lambda indices: self.ready.append(list(indices)),
         )  # fmt: skip
@@ -55,6 +55,27 @@ def test_what_is_due_before_the_last_entry_does_not_wait_for_it() -> None:
         for index in range(num_entries - 1):
             told.gathering.complete([index])
         assert [index for indices in told.ready for index in indices] == list(range(num_entries - 1))
+
+
+def test_what_is_read_in_place_is_announced_in_few_messages_over_all_steps() -> None:
+    told = Told(120, 8 << 20, in_place=True, size=400_000)
+    for step in range(4):
+        told.gathering.begin_step()
+        for index in range(30 * step, 30 * step + 30):
+            told.gathering.complete([index])
+        told.gathering.end_step()
+    assert [index for indices in told.ready for index in indices] == list(range(120))
+    assert [len(indices) for indices in told.ready] == [80, 27, 9, 4]  # what is left is read in the time of one more message
+    assert not told.filled
+
+
+def test_a_small_plan_read_in_place_is_one_message() -> None:
+    told = Told(30, 8 << 20, in_place=True)
+    for index in range(29):
+        told.gathering.complete([index])
+    assert not told.ready
+    told.gathering.complete([29])
+    assert told.ready == [list(range(30))]
 
 
 def test_a_step_fills_the_buffer_and_what_does_not_fit_waits_for_the_next() -> None:
