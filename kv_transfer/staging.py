@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from shoal.engine.kernels.memory import empty
 from shoal.errors import InternalError
 from shoal.kv_transfer import metrics
 
@@ -119,13 +120,16 @@ class StagingPool:
         self._gate.release()
 
     def _take(self) -> StagingBuffer:
-        if self._free:
-            buffer = self._free.pop()  # the last one used: it may still lie in the processor's cache
-        else:
-            buffer = StagingBuffer(torch.empty(self.buffer_bytes, dtype=torch.uint8, device=self._device))
+        # the last one used: it may still lie in the processor's cache
+        buffer = self._free.pop() if self._free else StagingBuffer(self._make())
         self._in_use.add(buffer)
         self._used_bytes.inc(self.buffer_bytes)
         return buffer
+
+    def _make(self) -> torch.Tensor:
+        if self._device.type == "cpu":
+            return empty((self.buffer_bytes,), torch.uint8)
+        return torch.empty(self.buffer_bytes, dtype=torch.uint8, device=self._device)
 
 
 class Permits:
