@@ -4,9 +4,12 @@ A request enters with one cursor, that of its first child. Where it has several,
 the others join, each with its own tables, and from there on every child is a sequence like any other.
 """
 
+import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Final
 
 from shoal.config.worker import WorkerConfig
 from shoal.decode_worker import metrics
@@ -22,6 +25,9 @@ from shoal.errors import InternalError, InvalidRequest, Preempted
 from shoal.placement.batching import Batcher, Chunk, TokenCursor
 from shoal.placement.preemption import Holder, choose_victim
 from shoal.types import FinishReason, TokenLogprobs
+
+_AFTER_FIRST_TOKEN_S: Final = 0.002  # the token is on its way and the next step runs, when its prompt is kept for others
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +138,7 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
             child.num_run = row.chunk.stop
             if row.begins:
                 self._reservations.release_states(row.reservation)  # anchors have run, projections before or with this step
-                self._publish(row.request, row.reservation, row.at)
+                asyncio.get_running_loop().call_later(_AFTER_FIRST_TOKEN_S, self._publish_begun, row.request, row.at)
             self._reservations.drop_hidden(row.reservation, row.at, child.num_run)
             self._take_scores(row, picked.scores)
             self._join(row)
@@ -300,11 +306,20 @@ class DecodeStepLoop(StepLoop[DecodeStep, list[Picked]]):
         self._reservations.drop(reservation, "preempted")
         request.end(Preempted("its KV blocks were needed by requests that came before it; it goes on when there is room"))
 
+    def _publish_begun(self, request: DecodeRequest, at: int) -> None:
+        """Keep the prompt of a request that has its first token. A child that has ended left everything already."""
+        owner, reservation = self._requests.get(request.spec.attempt_id, (None, None))
+        if owner is request and reservation is not None and request.children[at].finish is None:
+            self._publish(request, reservation, at)
+
     def _publish(self, request: DecodeRequest, reservation: Reservation, at: int) -> None:
-        """Keep what one child has left for requests to come."""
+        """Keep what one child has left for requests to come. A cache that cannot take it in costs nobody his blocks."""
         child = request.children[at]
-        answer_ids = request.token_ids(child, request.spec.num_prompt_tokens, child.num_run)
-        self._reservations.publish(reservation, at, child.num_run, answer_ids)
+        try:
+            answer_ids = request.token_ids(child, request.spec.num_prompt_tokens, child.num_run)
+            self._reservations.publish(reservation, at, child.num_run, answer_ids)
+        except Exception:  # noqa: BLE001  # not swallowed: logged
+            _log.exception("what request %s leaves cannot be kept for others", request.spec.attempt_id)
 
     def publish(self, request: DecodeRequest) -> None:
         """Keep what all its children have left. It has not failed, and no step touches its blocks."""

@@ -97,26 +97,25 @@ class PrefixCache:
         `digests` are of all whole blocks from the sequence's start. `held_from`: for each of its windows, the first token from
         which on that window's layers hold everything. What is cached already stays as it is.
         """
-        parent: _Part | None = None
-        used: list[_Part] = []
-        for index, digest in enumerate(digests):
-            part = self._parts.get(digest)
-            if part is None:
-                if index < first:
-                    return  # what came before has been given up meanwhile
-                start, column = index * self._block_size, ids[:, index].copy()  # the request's table changes as it goes on
-                stop = start + self._block_size
-                part = _Part(digest, parent, column, tuple(min(self._block_size, max(0, stop - at)) for at in held_from))
-                self._add(part)
+        used = self._chain(digests)
+        num_known, size = len(used), self._block_size
+        if num_known < min(first, len(digests)):
+            return  # what came before has been given up meanwhile
+        columns = ids[:, num_known : len(digests)].T.copy()  # the request's table changes as it goes on
+        self._blocks.keep(held(columns))
+        for index, column in enumerate(columns, num_known):
+            stop, parent = (index + 1) * size, used[-1] if used else None
+            part = _Part(digests[index], parent, column, tuple(min(size, max(0, stop - at)) for at in held_from))
+            self._enter(part)
             used.append(part)
-            parent = part
         for part in reversed(used):
             self._parts.move_to_end(part.digest)
 
     def publish_anchors(self, digest: bytes, ids: BlockIds) -> None:
         """Keep what the anchors leave; harmless when it is kept already."""
         if digest not in self._parts:
-            self._add(_Part(digest, None, ids.copy()))
+            self._blocks.keep(held(ids))
+            self._enter(_Part(digest, None, ids.copy()))
         self._parts.move_to_end(digest)
 
     def discard(self, digests: Iterable[bytes]) -> None:
@@ -152,8 +151,7 @@ class PrefixCache:
                 best = num_tokens
         return best
 
-    def _add(self, part: _Part) -> None:
-        self._blocks.keep(held(part.ids))
+    def _enter(self, part: _Part) -> None:
         self._parts[part.digest] = part
         if part.parent is not None:
             part.parent.children.add(part.digest)

@@ -100,8 +100,11 @@ class TaskRunner:
             await self._steps.remove(task.spec.attempt_id)
             if task.outgoing is not None:
                 await task.outgoing.released()
-            if task.publish is not None and task.computed.is_set():  # not sooner: decode's last messages were waiting
-                task.publish()
+            try:
+                if task.publish is not None and task.computed.is_set():  # not sooner: decode's last messages were waiting
+                    task.publish()
+            except Exception:  # noqa: BLE001  # not swallowed: logged; a cache that cannot take it in costs nobody his blocks
+                _log.exception("what task %s has computed cannot be kept for others", task.spec.attempt_id)
             if holding.done() and not holding.cancelled():
                 self.holdings.release(holding.result())
             if self._config.check_blocks:

@@ -49,6 +49,24 @@ def begin_alike(kind: str, seed: int, count: int = 6) -> list[Ask]:
     return asks
 
 
+async def test_a_cache_that_fails_costs_no_blocks(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be kept is given back all the same, on either worker, and the next request does not notice."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no room in the index")
+
+    asks = begin_alike("speed:2", 3, 2)
+    async with in_process(*(config(pool, model) for pool in Pool)) as (_, _, p, d):
+        expected = await in_turn(asks, p, d)
+    monkeypatch.setattr("shoal.prefill_worker.prefixes.PrefillPrefixes.publish", fail)
+    monkeypatch.setattr("shoal.decode_worker.prefixes.DecodePrefixes.publish", fail)
+    async with in_process(*(config(pool, model) for pool in Pool)) as (_, _, p, d):
+        assert [answer.token_ids for answer in await in_turn(asks, p, d)] == [answer.token_ids for answer in expected]
+        for end, pool in ((p, Pool.PREFILL), (d, Pool.DECODE)):
+            load = await end.idle(pool)
+            assert (load.num_used_blocks, load.num_cached_blocks) == (0, 0)
+
+
 def next_turn(ask: Ask, answer: Answer, seed: int) -> Ask:
     """The conversation goes on: what was generated is prompt now."""
     rng = random.Random(seed)

@@ -6,15 +6,18 @@ import json
 import random
 import signal
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
 import pytest
+import torch
 
 from shoal.config.worker import Pool, WorkerConfig
-from shoal.errors import Mismatch, Unavailable
+from shoal.errors import InternalError, Mismatch, Unavailable
 from shoal.kv_transfer import client as transfer_client
 from shoal.kv_transfer.faults import VARIABLE
+from shoal.kv_transfer.lending import Borrower
 from shoal.pb.internal.v1 import transfer_pb2
 from tests.e2e.harness import (
     MIXED,
@@ -124,6 +127,25 @@ async def test_memory_is_let_go_after_reads_that_came_to_nothing(tiny_model: Pat
             assert not num_mappings(reader)
         finally:
             await reader.close()
+
+
+async def test_a_read_that_fails_unforeseen_ends_its_request_alone(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that reads outlives whatever reading raises, and says what it was."""
+    read, num_calls = Borrower.read, 0
+
+    def failing(self: Borrower, *arguments: Any) -> torch.Tensor:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 2:
+            raise ZeroDivisionError("of a kind that nobody foresaw")
+        return read(self, *arguments)
+
+    monkeypatch.setattr(Borrower, "read", failing)
+    async with in_process(*configs(tiny_model)) as (*_, prefill_end, decode_end):
+        assert isinstance(await ends_with(generate(ask(1), prefill_end, decode_end)), InternalError)
+        await generate(ask(1), prefill_end, decode_end)
+        load = await decode_end.idle(Pool.DECODE)
+        assert (load.num_used_blocks, load.num_staging_in_use) == (0, 0)
 
 
 async def test_a_stopped_decode_worker_takes_nothing_stale(tiny_model: Path, tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def test_a_configuration_crosses_as_json() -> None:
         ({"prefill_workers": 0}, "prefill_workers must be at least 1"),
         ({"colocated": True, "prefill_workers": 1}, "colocated and prefill_workers contradict"),
         ({"colocated": True, "prefill_fallback": True}, "colocated and prefill_fallback contradict"),
+        ({"colocated": True, "transfer_backend": "gloo"}, "colocated and transfer_backend contradict"),
         ({"colocated": True, "local_prefill_tokens": 7}, "colocated and local_prefill_tokens contradict"),
         ({"colocated": True, "prefill_cpus": "0"}, "colocated and prefill_cpus contradict"),
         ({"colocated": True, "decode_workers": 0}, "decode_workers must be at least 1"),

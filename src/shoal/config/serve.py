@@ -362,7 +362,9 @@ class ServeConfig:
 
 def _refuse_beside_colocated(source: str, given: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
     """Without a prefill pool these settings mean nothing. Raises InvalidConfig."""
-    neutral = {name: fields[name].default for name in ("prefill_cpus", "local_prefill_tokens", "local_cached_share")}
+    neutral = {
+        name: fields[name].default for name in ("prefill_cpus", "local_prefill_tokens", "local_cached_share", "transfer_backend")
+    }
     for name, value in (neutral | {"prefill_fallback": False, "prefill_workers": 0}).items():
         if given.get(name, value) != value:
             raise InvalidConfig(f"{source}: colocated and {name} contradict each other: there is no prefill pool; leave one out")
