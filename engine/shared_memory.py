@@ -55,13 +55,16 @@ class SharedMemory:
         """Raises InvalidConfig where there is no such memory."""
         if not sys.platform.startswith("linux"):
             raise InvalidConfig("transfer.backend 'shared-memory' needs Linux; choose 'gloo'")
+        has_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if num_bytes > has_bytes:  # the kernel gives a file any size, and ends the process that fills it
+            raise _unavailable(num_bytes, f"the machine has {has_bytes / 1e9:.1f} GB")
         try:
             self._descriptor = os.memfd_create("shoal-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(self._descriptor, _HEADER_BYTES + num_bytes)
             fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
             memory = map_file(self._descriptor, _HEADER_BYTES + num_bytes, writable=True)
-        except (OSError, OverflowError) as error:
-            raise InvalidConfig(f"{num_bytes / 1e9:.1f} GB of shared memory cannot be had: {error}; lower kv_memory") from error
+        except OSError as error:
+            raise _unavailable(num_bytes, str(error)) from error
         self.has_large_pages = gather_large_pages(memory)
         secret = secrets.token_bytes(_SECRET_BYTES)
         memory[:_SECRET_BYTES] = secret
@@ -134,6 +137,10 @@ def _checked(descriptor: int, offer: Offer) -> memoryview:
 
 def _leases(memory: memoryview) -> NDArray[np.uint64]:
     return np.frombuffer(memory, np.uint64, _NUM_LEASES, _FIRST_LEASE)
+
+
+def _unavailable(num_bytes: int, why: str) -> InvalidConfig:
+    return InvalidConfig(f"{num_bytes / 1e9:.1f} GB of shared memory cannot be had: {why}; lower kv_memory")
 
 
 def _cannot(why: str) -> Mismatch:

@@ -166,7 +166,7 @@ class Gathering:
             self._num_complete_bytes -= buffer.num_bytes
             self._filled(buffer.ticket, buffer.entries, buffer.crcs, None)
         elif self._complete:
-            self._ready(self._complete)
+            self._ready(sorted(self._complete))  # layer by layer where much was cached, but a message holds neighbours
             self._complete, self._num_complete_bytes = [], 0
 
     def _give_back(self, error: ShoalError | None) -> None:

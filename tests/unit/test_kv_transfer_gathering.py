@@ -69,6 +69,14 @@ def test_what_is_read_in_place_is_announced_in_few_messages_over_all_steps() -> 
     assert not told.filled
 
 
+def test_what_completes_layer_by_layer_is_announced_in_the_order_of_the_plan() -> None:
+    """A prompt of which much is cached here completes several chunks of a layer at once; what shares a message is neighbours."""
+    told = Told(30, 8 << 20, in_place=True)
+    for layer in range(10):
+        told.gathering.complete([layer, 10 + layer, 20 + layer])
+    assert told.ready == [list(range(30))]
+
+
 def test_a_small_plan_read_in_place_is_one_message() -> None:
     told = Told(30, 8 << 20, in_place=True)
     for index in range(29):

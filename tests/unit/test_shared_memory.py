@@ -9,6 +9,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -187,7 +188,7 @@ def test_another_process_sees_writes_and_cannot_write() -> None:
         ours.recv()
 
 
-@pytest.mark.parametrize("num_bytes", [1 << 62, 1 << 64])
+@pytest.mark.parametrize("num_bytes", [2 * psutil.virtual_memory().total, 1 << 62, 1 << 64])
 def test_more_than_any_machine_has_is_refused_with_words(num_bytes: int) -> None:
     with pytest.raises(InvalidConfig, match=r"GB of shared memory cannot be had: .*; lower kv_memory"):
         SharedMemory(num_bytes)
