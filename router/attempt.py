@@ -58,12 +58,14 @@ class Attempt:
         prefill: Worker | None,
         cost: tuple[int, int],
         local_prefill: worker_pb2.LocalPrefill,
+        caller: str,
     ) -> None:
         """`replays`: the children that still run, and what each has generated so far. `cost`: token-layers of prefill and decode.
-        `local_prefill`: when decode prefills."""
+        `local_prefill`: when decode prefills. `caller`: this router's own id."""
         self.report = AttemptReport(decode_worker=decode.worker_id)
         self._request = request
         self._local_prefill = local_prefill
+        self._caller = caller
         self._replays = replays
         self._asides: set[asyncio.Task[None]] = set()
         self._decode = decode
@@ -99,7 +101,7 @@ class Attempt:
         try:
             if self._failure is not None:
                 raise self._failure
-            message = decode_message(self._request, self._replays, self._local_prefill)
+            message = decode_message(self._request, self._replays, self._local_prefill, self._caller)
             self._call = self._decode.calls.decode(message, self._time_left())
             while (event := await self._read()) is not None:
                 match event.WhichOneof("event"):

@@ -26,6 +26,8 @@ class AttemptState(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
 
+    __hash__ = str.__hash__  # looked up several times for each request; Enum's own is written in Python
+
     @property
     def is_end(self) -> bool:
         return self not in NEXT

@@ -32,7 +32,10 @@ class Detokenizer:
         delta = text[self._num_shown : num_whole]
         self._num_shown = max(self._num_shown, num_whole)
         if num_held == 0:
-            self._start_from(self._done, 0)
+            if self._done > self._context:
+                self._start_from(self._done, 0)
+            else:
+                self._num_shown = len(text)
             self._done = len(self._ids)
         elif len(self._ids) - self._context > _LONGEST_CONTEXT:
             self._done = len(self._ids) - _LONGEST_CONTEXT // 2  # this is no text: what was shown of it stays

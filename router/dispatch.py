@@ -7,10 +7,10 @@ hands over goes on in the same way, and uses none of the tries that a request ha
 
 import logging
 import random
-import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from typing import Final
 
 from shoal.config.disaggregation import NEVER_LOCAL, DisaggregationRule
@@ -71,18 +71,23 @@ class Dispatcher:
         """`falls_back`: decode prefills what no prefill worker can be found for."""
         self._memory = PrefixMemory()
         self.gate = Gate(registry, shape, max_wait_s, disaggregation=disaggregation)
-        self._rule = disaggregation
         self._falls_back = falls_back
         self._registry = registry
         self._shape = shape
         self._max_retries = max_retries
         self._rng = rng or random.Random()
         self.caller = caller  # what workers know this router by
+        self._token_layers = lru_cache(maxsize=1024)(partial(request_token_layers, shape))  # by visibility and lengths
+        local_tokens, local_share = disaggregation.local_prefill_tokens, disaggregation.local_cached_share
+        self._local_prefill = {
+            alone: worker_pb2.LocalPrefill(below_tokens=local_tokens, cached_share=local_share, no_prefill_worker=alone)
+            for alone in (False, True)
+        }
 
     def start(self, request: DispatchRequest) -> "Dispatch":
         """Prepare to run a request; nothing is sent before its tokens are asked for."""
         digests = self._memory.digests(request, self._shape.num_layers)
-        return Dispatch(self, replace(request, caller=self.caller, arrived=time.monotonic()), digests)
+        return Dispatch(self, request, digests)
 
     def choose(
         self, request: DispatchRequest, digests: Sequence[bytes], failed: set[tuple[str, int]], full: set[tuple[str, int]]
@@ -120,13 +125,14 @@ class Dispatcher:
         silent = {w.key for workers in pools.values() for w in workers.values() if not w.answers}
         decoders = {worker.key for worker in pools[DECODE].values()}
         held, depth = self._memory.held(digests), request.visibility.depth(self._shape.num_layers)
+        views = {pool: [worker.view(held.get(worker.key, 0) * depth) for worker in pools[pool].values()] for pool in pools}
         avoidances = [failed | silent, failed, failed - decoders, failed & decoders, set()]
         for avoided in avoidances[: 3 if spares_prefill else 5]:
             excluded = frozenset(w.worker_id for workers in pools.values() for w in workers.values() if w.key in avoided)
             try:
                 pair = choose_pair(
-                    [worker.view(held.get(worker.key, 0) * depth) for worker in pools[DECODE].values()],
-                    [worker.view(held.get(worker.key, 0) * depth) for worker in pools[PREFILL].values()],
+                    views[DECODE],
+                    views[PREFILL],
                     request.placed_visibility,
                     self._rng,
                     needs_prefill=needs_prefill,
@@ -147,13 +153,9 @@ class Dispatcher:
         if not request.is_shadow:
             self._memory.sent(digests, [worker.key for worker in workers])
         num_tokens = len(replays) * min(request.num_expected_tokens, _EXPECTED_TOKENS)
-        cost = request_token_layers(self._shape, request.visibility, len(request.prompt_ids), num_tokens)
-        local = worker_pb2.LocalPrefill(
-            below_tokens=self._rule.local_prefill_tokens,
-            cached_share=self._rule.local_cached_share,
-            no_prefill_worker=placed.falls_back,
-        )
-        return Attempt(request, replays, placed.decode, placed.prefill, cost, local)
+        cost = self._token_layers(request.visibility, len(request.prompt_ids), num_tokens)
+        local = self._local_prefill[placed.falls_back]
+        return Attempt(request, replays, placed.decode, placed.prefill, cost, local, self.caller)
 
     def may_retry(self, report: DispatchReport) -> bool:
         return report.num_retries - report.num_handovers < self._max_retries

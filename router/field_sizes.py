@@ -73,20 +73,24 @@ def check_sizes(message: Any, path: str = "") -> None:
     Lists of messages are left to whoever reads them: how many there may be is checked first.
     """
     for field, value in message.ListFields():
-        where = f"{path}.{field.name}" if path else str(field.name)
-        most, most_each = _limits(field)
+        most, most_each, holds_fields = _limits(field)
         if most != ELSEWHERE and len(value) > most:
             unit = "entries" if field.is_repeated else "characters"
-            raise InvalidRequest(f"{where} has {len(value)} {unit}; send at most {most}")
+            raise InvalidRequest(f"{_join(path, field)} has {len(value)} {unit}; send at most {most}")
         if most_each != ELSEWHERE and (longest := max(map(len, value))) > most_each:
-            raise InvalidRequest(f"{where} has an entry of {longest} characters; send at most {most_each}")
-        if field.message_type is not None and not field.is_repeated:
-            check_sizes(value, where)
+            raise InvalidRequest(f"{_join(path, field)} has an entry of {longest} characters; send at most {most_each}")
+        if holds_fields:
+            check_sizes(value, _join(path, field))
+
+
+def _join(path: str, field: FieldDescriptor) -> str:
+    return f"{path}.{field.name}" if path else str(field.name)
 
 
 @lru_cache(maxsize=1024)
-def _limits(field: FieldDescriptor) -> tuple[int, int]:
-    """Of a field: how many, and how long each entry of a list of texts."""
+def _limits(field: FieldDescriptor) -> tuple[int, int, bool]:
+    """Of a field: how many, how long each entry of a list of texts, and whether it is one message, whose fields are checked."""
     owner = field.containing_type
     size = FIELD_SIZES.get(f"{owner.name if owner is not None else ''}.{field.name}", ELSEWHERE)
-    return size if isinstance(size, tuple) else (size, ELSEWHERE)
+    most, most_each = size if isinstance(size, tuple) else (size, ELSEWHERE)
+    return most, most_each, field.message_type is not None and not field.is_repeated

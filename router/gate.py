@@ -18,7 +18,7 @@ from shoal.router.instruments import PREDICTED_WAIT, REFUSED
 from shoal.router.legs import DispatchRequest
 from shoal.router.registry import Registry
 from shoal.router.worker import DECODE, PREFILL, Worker
-from shoal.types import DType, ModelShape, Priority
+from shoal.types import DType, ModelShape
 from shoal.visibility import Visibility
 
 Key = tuple[str, int]
@@ -113,19 +113,17 @@ class Gate:
 
     def _room(self, worker: Worker) -> RoomReport:
         load = worker.load
-        waiting = [(Priority.parse(own.priority), own.num_waiting_reqs, own.num_waiting_blocks) for own in load.classes]
         return RoomReport(
             worker_id=worker.worker_id,
             num_used_blocks=load.num_used_blocks,
             num_total_blocks=load.num_total_blocks,
             num_holders=load.num_reservations,
             max_holders=load.max_reservations,
-            waiting=(*waiting, *((priority, *sums) for priority, sums in worker.sent.sums.items())),
+            waiting=(*worker.waiting, *((priority, *sums) for priority, sums in worker.sent.sums.items())),
             mean_hold_s=load.mean_hold_s,
         )
 
 
 def _queue(worker: Worker) -> ComputeReport:
-    reported = ((Priority.parse(own.priority), own.outstanding_token_layers) for own in worker.load.classes)
     sent = ((priority, token_layers) for priority, (_, token_layers) in worker.sent.sums.items())
-    return ComputeReport(worker.worker_id, (*reported, *sent), worker.load.token_layers_per_s)
+    return ComputeReport(worker.worker_id, (*worker.outstanding, *sent), worker.load.token_layers_per_s)

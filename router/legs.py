@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from shoal.pb.internal.v1 import worker_pb2
 from shoal.pb.v1 import shoal_pb2
@@ -26,9 +26,8 @@ class DispatchRequest:
     continuation_ids: tuple[int, ...] = ()  # to be scored; then nothing is sampled
     notices: tuple[str, ...] = ()  # what was declared on admission
     turn: Turn = USUAL_TURN
-    caller: str = ""  # this router's own id
     cache_salt: str = ""  # the request's own, within its tenant
-    arrived: float | None = None  # by the event loop's clock
+    arrived: float = field(default_factory=time.monotonic, compare=False)  # by the event loop's clock
     is_shadow: bool = False  # a replay (shadow.py): not counted, not tried again, and nothing of it is kept
     images: tuple[PromptImage, ...] = ()  # all of them among the prefill tokens
 
@@ -52,12 +51,12 @@ class DispatchRequest:
 
 
 def decode_message(
-    request: DispatchRequest, replays: Mapping[int, tuple[int, ...]], local_prefill: worker_pb2.LocalPrefill
+    request: DispatchRequest, replays: Mapping[int, tuple[int, ...]], local_prefill: worker_pb2.LocalPrefill, caller: str
 ) -> worker_pb2.DecodeRequest:
-    """What decode is asked. `replays`: the children that still run, and what each has generated so far."""
+    """What decode is asked. `replays`: the children that still run, and what each has generated so far. `caller`: who asks."""
     message = worker_pb2.DecodeRequest(
         request_id=request.request_id,
-        caller=request.caller,
+        caller=caller,
         prompt_ids=request.prompt_ids,
         visibility=str(request.visibility),
         num_children=request.num_children,
@@ -69,7 +68,7 @@ def decode_message(
         cache_salt=request.cache_salt,
         background=request.is_shadow,
         images=[span_to_pb(image.span) for image in request.images],
-        age_s=0.0 if request.arrived is None else max(0.0, time.monotonic() - request.arrived),
+        age_s=max(0.0, time.monotonic() - request.arrived),
     )
     sampling = request.sampling
     if request.num_children == 1:

@@ -26,8 +26,8 @@ def check_sampling(
             f"set max_tokens to at most {room} or leave it out"
         )
     check_token_ids(message.stop_token_ids, limits.vocab_size, "stop_token_ids")
-    if message.logit_bias:
-        check_token_ids(sorted(message.logit_bias), limits.vocab_size, "logit_bias: id")
+    logit_bias = tuple(sorted(message.logit_bias.items()))
+    check_token_ids([token_id for token_id, _ in logit_bias], limits.vocab_size, "logit_bias: id")
     stop_token_ids = (*message.stop_token_ids, *(() if message.ignore_eos else limits.eos_token_ids))
     return SamplingParams(
         max_tokens=max_tokens,
@@ -43,7 +43,7 @@ def check_sampling(
         repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
         presence_penalty=message.presence_penalty,
         frequency_penalty=message.frequency_penalty,
-        logit_bias=tuple(sorted(message.logit_bias.items())),
+        logit_bias=logit_bias,
         min_tokens=message.min_tokens,
         include_stop_str_in_output=message.include_stop_str_in_output,
         constraint=read_constraint(message),

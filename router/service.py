@@ -19,7 +19,7 @@ from shoal.router.admission import Admission, Admitted
 from shoal.router.dispatch import Dispatcher
 from shoal.router.field_sizes import check_sizes
 from shoal.router.generation import Generation
-from shoal.router.journal import Entry, journal
+from shoal.router.journal import journal
 from shoal.router.output import Answer
 from shoal.router.quality import QualityGates
 from shoal.router.registry import Registry
@@ -63,11 +63,20 @@ class RouterService:
         with journal(request.request_id, self._clock) as entry, within_limits():
             admitted = await self.parts.admission.admit(request, entry.arrived + time_left_s)
             entry.admitted(admitted)
-            async with aclosing(self._run(admitted, entry)) as replies:
-                async for reply in replies:
-                    if reply.HasField("complete"):
-                        entry.outcome = reply.complete.finish_reason
-                    yield reply
+            generation = self._generation(admitted, entry.arrived)
+            entry.runs_as(generation)
+            with self._registered(generation):
+                try:
+                    async with aclosing(generation.deltas()) as deltas:
+                        async for delta in deltas:
+                            if admitted.streams and delta:
+                                yield chunk_reply(generation, delta)
+                            if delta.ends:
+                                reply = self._complete(generation, generation.answers[delta.index])
+                                entry.outcome = reply.complete.finish_reason
+                                yield reply
+                finally:
+                    self.parts.shadows.offer(admitted, generation.answers)
 
     async def score(self, request: shoal_pb2.ScoreRequest, time_left_s: float) -> shoal_pb2.ScoreResponse:
         """Log-probabilities of a continuation. Cancelling the call ends both legs."""
@@ -82,28 +91,17 @@ class RouterService:
             entry.outcome = "scored"
             return reply
 
-    async def _run(self, admitted: Admitted, entry: Entry) -> AsyncGenerator[shoal_pb2.GenerateResponse, None]:
+    def _generation(self, admitted: Admitted, arrived: float) -> Generation:
         parts, config = self.parts, self.parts.config
-        generation = Generation(
+        return Generation(
             admitted,
             parts.dispatcher.start(admitted.dispatch),
             parts.tokenizer.decode,
-            arrived=entry.arrived,
+            arrived=arrived,
             flush_s=config.flush_s,
             flush_tokens=config.flush_tokens,
             max_queued_tokens=config.max_queued_tokens,
         )
-        entry.runs_as(generation)
-        with self._registered(generation):
-            try:
-                async with aclosing(generation.deltas()) as deltas:
-                    async for delta in deltas:
-                        if admitted.streams and delta:
-                            yield chunk_reply(generation, delta)
-                        if delta.ends:
-                            yield self._complete(generation, generation.answers[delta.index])
-            finally:
-                parts.shadows.offer(admitted, generation.answers)
 
     @contextmanager
     def _registered(self, running: Generation | Scoring) -> Iterator[None]:
@@ -116,9 +114,10 @@ class RouterService:
         same_id = self._running[key]
         same_id.add(running)
         try:
-            with instruments.ACTIVE.track_inprogress():
-                yield
+            instruments.ACTIVE.inc()
+            yield
         finally:
+            instruments.ACTIVE.dec()
             same_id.discard(running)
             if not same_id:
                 self._running.pop(key, None)

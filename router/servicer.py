@@ -1,7 +1,6 @@
 """The gRPC door: translate, call, translate. Knows deadlines and contexts of calls; everything else is service.py's."""
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -21,13 +20,11 @@ class ShoalServicer(shoal_pb2_grpc.ShoalServicer):
     def __init__(self, service: RouterService) -> None:
         self._service = service
 
-    async def Generate(
+    def Generate(
         self, request: shoal_pb2.GenerateRequest, context: "Context[Any, Any]"
     ) -> AsyncGenerator[shoal_pb2.GenerateResponse, None]:
         continue_trace(context.invocation_metadata())
-        async with aclosing(self._service.generate(request, self._time_left_s(context))) as replies:
-            async for reply in replies:
-                yield reply
+        return self._service.generate(request, self._time_left_s(context))
 
     async def Score(self, request: shoal_pb2.ScoreRequest, context: "Context[Any, Any]") -> shoal_pb2.ScoreResponse:
         continue_trace(context.invocation_metadata())

@@ -22,6 +22,7 @@ from shoal.visibility import Visibility
 
 PREFILL, DECODE = "prefill", "decode"
 _BREAKER_LEVELS: Final = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
+_PRIORITIES: Final = {"": Priority.NORMAL, **{str(priority): priority for priority in Priority}}
 _log = logging.getLogger(__name__)
 
 
@@ -76,7 +77,9 @@ class Worker:
         self.calls = WorkerCalls(self.pool, self.worker_id, channel, self.stub)
         self.own_token_layers = 0  # sent by this router and not yet done
         self.foreign_token_layers = 0  # reported by the worker beyond that: other routers' requests
-        self.load = shoal_pb2.WorkerLoad()  # as last reported
+        self.load = shoal_pb2.WorkerLoad()  # as last reported; of it by class, so that requests need not translate it:
+        self.waiting: tuple[tuple[Priority, int, int], ...] = ()  # requests, and the blocks that they need
+        self.outstanding: tuple[tuple[Priority, int], ...] = ()  # token-layers
         self.sent = Sent()  # by this router since: what each needs (blocks, or token-layers of prefill)
         self._breaker = Breaker()
         BREAKER_STATE.labels(self.worker_id, self.pool).set(0)
@@ -119,6 +122,9 @@ class Worker:
         self.answers = True
         self.calls.open_session()
         self.load = load
+        classes = [(_PRIORITIES[own.priority], own) for own in load.classes if own.priority in _PRIORITIES]
+        self.waiting = tuple((priority, own.num_waiting_reqs, own.num_waiting_blocks) for priority, own in classes)
+        self.outstanding = tuple((priority, own.outstanding_token_layers) for priority, own in classes)
         self.sent.drop(num_sent)
         self.foreign_token_layers = max(0, load.outstanding_token_layers - self.own_token_layers)
 

@@ -25,6 +25,8 @@ class VisibilityKind(StrEnum):
     SPEED = "speed"
     POP = "pop"
 
+    __hash__ = str.__hash__  # members are keys of much that is looked up for each request; Enum's own is written in Python
+
 
 _OPTIONS = {  # which kinds take an option
     "boundary": frozenset(VisibilityKind),
@@ -118,11 +120,7 @@ class Visibility:
 
     def split(self, num_prompt_tokens: int) -> "PromptSplit":
         """Divide a prompt of N tokens by this resolved visibility."""
-        if self.boundary_tokens is None:
-            raise ValueError("resolve the visibility before splitting a prompt")
-        num_prefill_tokens = max(0, num_prompt_tokens - self.boundary_tokens)
-        num_anchor_tokens = min(self.anchor_tokens, num_prefill_tokens)
-        return PromptSplit(num_prompt_tokens, num_prefill_tokens, num_anchor_tokens)
+        return _split(self, num_prompt_tokens)
 
 
 # a request asks for these again and again, and few visibilities are in use
@@ -165,6 +163,15 @@ class PromptSplit:
     num_prompt_tokens: int  # N
     num_prefill_tokens: int  # P = max(0, N − b)
     num_anchor_tokens: int  # α = min(a, P) for `speed`, else 0
+
+
+@lru_cache(maxsize=1024)
+def _split(visibility: Visibility, num_prompt_tokens: int) -> PromptSplit:
+    if visibility.boundary_tokens is None:
+        raise ValueError("resolve the visibility before splitting a prompt")
+    num_prefill_tokens = max(0, num_prompt_tokens - visibility.boundary_tokens)
+    num_anchor_tokens = min(visibility.anchor_tokens, num_prefill_tokens)
+    return PromptSplit(num_prompt_tokens, num_prefill_tokens, num_anchor_tokens)
 
 
 def _read_options(text: str, kind: VisibilityKind, parts: list[str]) -> tuple[dict[str, int], set[str]]:

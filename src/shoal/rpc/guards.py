@@ -33,10 +33,10 @@ def guarded(handler: Any, method: str) -> Any:
             return handler._replace(**changes, **{kind: _guard_unary(behaviour, method, read)})
     for kind in ("unary_stream", "stream_stream"):
         if (behaviour := getattr(handler, kind)) is not None:
-            if inspect.isasyncgenfunction(behaviour):
-                return handler._replace(**changes, **{kind: _guard_stream(behaviour, method, read)})
             if inspect.iscoroutinefunction(behaviour):  # writes through context.write
                 return handler._replace(**changes, **{kind: _guard_unary(behaviour, method, read)})
+            if not inspect.isgeneratorfunction(behaviour):  # an async generator, or what returns one
+                return handler._replace(**changes, **{kind: _guard_stream(behaviour, method, read)})
     return handler
 
 

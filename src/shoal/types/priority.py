@@ -17,6 +17,8 @@ class Priority(StrEnum):
     NORMAL = "normal"
     HIGH = "high"
 
+    __hash__ = str.__hash__  # looked up several times for each request; Enum's own is written in Python
+
     @property
     def rank(self) -> int:
         """0 for the lowest."""

@@ -67,21 +67,23 @@ class SamplingParams:
             raise InvalidRequest(f"seed must fit 64 bits without sign, not {self.seed}")
         if self.num_logprobs is not None and not (0 <= self.num_logprobs <= 20):
             raise InvalidRequest(f"logprobs must lie in 0…20, not {self.num_logprobs}")
-        if any(not text for text in self.stop):
+        if "" in self.stop:
             raise InvalidRequest("stop strings must not be empty")
         if not (0 <= self.min_p <= 1):
             raise InvalidRequest(f"min_p must lie in [0, 1], not {self.min_p}")
         if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
             raise InvalidRequest(f"repetition_penalty must be a finite number > 0, not {self.repetition_penalty}")
-        for name in ("presence_penalty", "frequency_penalty"):
-            if not (-2 <= getattr(self, name) <= 2):
-                raise InvalidRequest(f"{name} must lie in [-2, 2], not {getattr(self, name)}")
-        if any(not math.isfinite(bias) or abs(bias) > 100 for _, bias in self.logit_bias):
-            raise InvalidRequest("logit_bias values must lie in [-100, 100]")
+        if not (-2 <= self.presence_penalty <= 2):
+            raise InvalidRequest(f"presence_penalty must lie in [-2, 2], not {self.presence_penalty}")
+        if not (-2 <= self.frequency_penalty <= 2):
+            raise InvalidRequest(f"frequency_penalty must lie in [-2, 2], not {self.frequency_penalty}")
         if not (0 <= self.min_tokens <= self.max_tokens):
             raise InvalidRequest(f"min_tokens must lie in 0…max_tokens ({self.max_tokens}), not {self.min_tokens}")
-        if len({token_id for token_id, _ in self.logit_bias}) != len(self.logit_bias):
-            raise InvalidRequest("logit_bias names a token id twice")
+        if self.logit_bias:
+            if any(not math.isfinite(bias) or abs(bias) > 100 for _, bias in self.logit_bias):
+                raise InvalidRequest("logit_bias values must lie in [-100, 100]")
+            if len({token_id for token_id, _ in self.logit_bias}) != len(self.logit_bias):
+                raise InvalidRequest("logit_bias names a token id twice")
 
     @property
     def has_penalties(self) -> bool:
