@@ -67,7 +67,7 @@ async def test_pairs_have_a_control_stream_and_no_other_connection(tiny_model: P
 
 async def test_a_reader_that_comes_late_uses_nothing(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decode is held up before it reads; prefill's caller leaves meanwhile, and others get the blocks."""
-    monkeypatch.setenv(VARIABLE, json.dumps({"before-post": {"action": "delay", "delay_s": 1.0, "skip": 1}}))
+    monkeypatch.setenv(VARIABLE, json.dumps({"before-post": {"action": "delay", "delay_s": 1.0}}))
     few = {"num_blocks": 4 * 54, "chaos": True}  # room for one such prompt
     async with in_process(*configs(tiny_model, **few)) as (*_, prefill_end, decode_end):
         call = decode_end.decode.Decode(decode_request(ask(1)))
