@@ -5,7 +5,7 @@ and is given up as soon as an allocation needs it. Invariant: free + cached + us
 or nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +89,15 @@ class BlockPool:
     def count_cached(self, ids: BlockIds) -> int:
         """How many of these blocks only the prefix cache owns."""
         return int(np.count_nonzero(self._kept[ids] & (self._owners[ids] == 1)))
+
+    def counts_cached(self, groups: Sequence[BlockIds]) -> NDArray[np.int64]:
+        """Of each group, how many blocks only the prefix cache owns; NO_BLOCK is none."""
+        ids = np.concatenate(groups)
+        are_cached = self._kept[ids] & (self._owners[ids] == 1) & (ids != NO_BLOCK)
+        sums = np.concatenate([[0], np.cumsum(are_cached)])
+        stops = np.cumsum([len(group) for group in groups])
+        counts: NDArray[np.int64] = np.diff(sums[np.concatenate([[0], stops])])
+        return counts
 
     def serve(self, give_up: Callable[[int], None]) -> None:
         """Let a prefix cache own blocks. `give_up(count)` must free at least so many of its cached blocks with `let_go`."""

@@ -7,8 +7,9 @@ them, and those that nobody shares are given up, least recently used leaves firs
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -52,6 +53,7 @@ class _Part:
     children: set[bytes] = field(default_factory=set)
 
 
+_COUNTED_AT_ONCE: Final = 64  # parts: an array of each would cost more than what it counts
 _NO_BLOCKS: BlockIds = np.empty(0, dtype=np.int32)
 
 
@@ -122,7 +124,7 @@ class PrefixCache:
         """These parts, and all that follow them, are not to be used again: they may be damaged. Harmless for unknown ones."""
         for digest in digests:
             if (part := self._parts.get(digest)) is not None:
-                self._drop(part)
+                self._let_go(self._leave(part))
 
     def clear(self) -> None:
         """Give everything up."""
@@ -156,27 +158,40 @@ class PrefixCache:
         if part.parent is not None:
             part.parent.children.add(part.digest)
 
-    def _drop(self, part: _Part) -> None:
-        """Let go of a part and of everything below it. Blocks that requests share are theirs from now on."""
+    def _leave(self, part: _Part) -> list[_Part]:
+        """Take a part, and everything below it, out of the tree. Its blocks are still to be let go of."""
         if part.parent is not None:
             part.parent.children.discard(part.digest)
-        pending = [part]
-        while pending:
-            dropped = pending.pop()
-            pending += [self._parts[digest] for digest in dropped.children]
-            del self._parts[dropped.digest]
-            self._blocks.let_go(held(dropped.ids))
+        gone = [part]
+        for each in gone:
+            gone += [self._parts[digest] for digest in each.children]
+            del self._parts[each.digest]
+        return gone
+
+    def _let_go(self, parts: Sequence[_Part]) -> None:
+        """Blocks that requests share are theirs from now on."""
+        if parts:
+            self._blocks.let_go(held(np.concatenate([part.ids for part in parts])))
 
     def _give_up(self, count: int) -> None:
         """Free at least `count` cached blocks: leaves first; then parts whose followers are still shared, which they lose."""
-        blocks, before = self._blocks, self._blocks.num_free
-        goal = before + count
+        before, gone, num_freed = self._blocks.num_free, list[_Part](), 0
         for leaves_only in (True, False):
-            for part in list(self._parts.values()):
-                if blocks.num_free >= goal:
+            for part, num_blocks in self._counted():
+                if num_freed >= count:
                     break
-                if part.digest in self._parts and blocks.count_cached(held(part.ids)) and not (leaves_only and part.children):
-                    self._drop(part)
-        self._evicted(blocks.num_free - before)
-        if blocks.num_free < goal:
+                if part.digest in self._parts and num_blocks and not (leaves_only and part.children):
+                    left = self._leave(part)
+                    gone += left
+                    num_freed += num_blocks if len(left) == 1 else sum(self._blocks.counts_cached([each.ids for each in left]))
+        self._let_go(gone)
+        self._evicted(self._blocks.num_free - before)
+        if self._blocks.num_free < before + count:
             raise InternalError("the prefix cache holds fewer blocks than the pool says")
+
+    def _counted(self) -> Iterator[tuple[_Part, int]]:
+        """Every part, least recently used first, and how many blocks its end would free."""
+        parts = list(self._parts.values())
+        for start in range(0, len(parts), _COUNTED_AT_ONCE):
+            some = parts[start : start + _COUNTED_AT_ONCE]
+            yield from zip(some, self._blocks.counts_cached([part.ids for part in some]).tolist(), strict=True)
