@@ -65,7 +65,7 @@ def test_what_is_read_in_place_is_announced_in_few_messages_over_all_steps() -> 
             told.gathering.complete([index])
         told.gathering.end_step()
     assert [index for indices in told.ready for index in indices] == list(range(120))
-    assert [len(indices) for indices in told.ready] == [80, 27, 9, 4]  # what is left is read in the time of one more message
+    assert [len(indices) for indices in told.ready] == [96, 20, 4]  # what is left is read in the time of one more message
     assert not told.filled
 
 
