@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ LOCAL = 1 << 30  # every prompt is shorter
 class Timed:
     """One request as its caller saw it; seconds."""
 
+    begin: float = 0.0  # by the performance counter
     ttft: float = 0.0
     reserved: float = 0.0  # since the call
     token_times: list[float] = field(default_factory=list)  # since the call
@@ -38,6 +40,11 @@ class Timed:
     def tpot(self) -> float:
         times = self.token_times
         return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0
+
+    def longest_pause(self, since: float) -> float:
+        """Between two tokens, the later one after this moment of the performance counter."""
+        times = pairwise(self.token_times)
+        return max((after - before for before, after in times if self.begin + after > since), default=0.0)
 
 
 class RunningWorker:
@@ -85,7 +92,14 @@ async def worker(folder: Path, pool: Pool, model: str, visibilities: list[str], 
         await running.close()
 
 
-async def ask(decode: RunningWorker, prefill: RunningWorker | None, prompt: list[int], visibility: str, max_tokens: int) -> Timed:
+async def ask(
+    decode: RunningWorker,
+    prefill: RunningWorker | None,
+    prompt: list[int],
+    visibility: str,
+    max_tokens: int,
+    begun: asyncio.Event | None = None,  # set with the first token
+) -> Timed:
     """Both legs of one request; without a prefill worker decode runs the prompt itself."""
     split = Visibility.parse(visibility).split(len(prompt))
     request = pb.DecodeRequest(
@@ -94,7 +108,8 @@ async def ask(decode: RunningWorker, prefill: RunningWorker | None, prompt: list
         sampling=pb.Sampling(max_tokens=max_tokens, top_p=1.0),
         local_prefill=pb.LocalPrefill(below_tokens=0 if prefill is not None else LOCAL),
     )
-    timed, leg, begin = Timed(), None, time.perf_counter()
+    begin = time.perf_counter()
+    timed, leg = Timed(begin), None
     call = decode.calls.decode(request, 300)
     while (event := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # missing in the stubs
         match event.WhichOneof("event"):
@@ -115,6 +130,8 @@ async def ask(decode: RunningWorker, prefill: RunningWorker | None, prompt: list
                 leg = asyncio.ensure_future(prefill.calls.prefill(task, 300))
             case "tokens":
                 timed.token_times += [time.perf_counter() - begin] * len(event.tokens.token_ids)
+                if begun is not None:
+                    begun.set()
             case "finished":
                 timed.finished = event.finished
     timed.ttft = timed.token_times[0]

@@ -6,6 +6,7 @@ Both cores must be free: figures of a busy machine are figures of the other prog
 
 import argparse
 import asyncio
+import itertools
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -56,6 +57,7 @@ class SplitBench:
         self.cpus = tuple(int(text) for text in args.cpus.split(","))
         self.shape = open_model(self.model).config.shape
         self.common: dict[str, Any] = {"dtype": self.dtype, "kv_memory_bytes": 512 << 20}
+        self.seeds = itertools.count(1000)  # of prompts of which nothing is to be cached
         self.rate = 1.5e9  # of the handoff, bytes per second; `wire` measures it
 
     async def exposed(self) -> None:
@@ -110,19 +112,19 @@ class SplitBench:
         """Short prompts: over the prefill worker, or on the decode worker; idle, and beside four streams that decode."""
         print(
             "\n### Short prompts: TTFT over the prefill worker and on decode (ms)\n\n"
-            "busy: beside four streams of 512 tokens that decode; gap: their mean time per token meanwhile.\n\n"
-            "| prompt | idle split | idle local | busy split | busy local | gap split | gap local |\n"
+            "busy: beside four streams of 512 tokens that decode; pause: the longest between two tokens of a stream.\n\n"
+            "| prompt | idle split | idle local | busy split | busy local | pause split | pause local |\n"
             "|---|---|---|---|---|---|---|"
         )
 
         async def measure(prefill: RunningWorker, decode: RunningWorker, alone: RunningWorker) -> None:
             visibility = resolved("full", self.shape.num_layers)
-            for length in (16, 32, 64, 128, 256, 512):
+            for length in (16, 64, 256, 512):
                 cells = []
                 for background in (0, 4):
-                    split, local, gaps = await self._beside(background, prefill, decode, visibility, length)
+                    split, local, pauses = await self._beside(background, prefill, decode, visibility, length)
                     cells += [ms(split), ms(local)]
-                cells += [ms(gap) for gap in gaps]
+                cells += [ms(pause) for pause in pauses]
                 print(f"| {length} | {' | '.join(cells)} |", flush=True)
 
         await self._with_three(measure)
@@ -130,22 +132,25 @@ class SplitBench:
     async def _beside(
         self, num_streams: int, prefill: RunningWorker, decode: RunningWorker, visibility: str, length: int
     ) -> tuple[list[float], list[float], tuple[list[float], list[float]]]:
-        """TTFT of prompts split and local (ms), and the streams' gaps meanwhile, with so many streams decoding."""
+        """TTFT of prompts split and local (ms), and the streams' longest pauses, with so many streams that decode meanwhile."""
         ttfts: tuple[list[float], list[float]] = ([], [])
-        gaps: tuple[list[float], list[float]] = ([], [])
+        pauses: tuple[list[float], list[float]] = ([], [])
         for repeat in range(self.repeats + 1):
             for way, leg in enumerate((prefill, None)):
+                begun = [asyncio.Event() for _ in range(num_streams)]
                 streams = [
-                    asyncio.ensure_future(ask(decode, None, _prompt(512, 900 + i), visibility, 24)) for i in range(num_streams)
+                    asyncio.ensure_future(ask(decode, None, _prompt(512, next(self.seeds)), visibility, 64, event))
+                    for event in begun
                 ]
-                if streams:
-                    await asyncio.sleep(1.2)
-                timed = await ask(decode, leg, _prompt(length, 1000 * num_streams + 2 * repeat + way), visibility, 1)
+                for event in begun:
+                    await event.wait()
+                asked = time.perf_counter()
+                timed = await ask(decode, leg, _prompt(length, next(self.seeds)), visibility, 1)
                 done = await asyncio.gather(*streams)
                 if repeat:
                     ttfts[way].append(timed.ttft * 1e3)
-                    gaps[way].extend(stream.tpot * 1e3 for stream in done)
-        return *ttfts, gaps
+                    pauses[way].extend(stream.longest_pause(asked) * 1e3 for stream in done)
+        return *ttfts, pauses
 
     async def shared(self) -> None:
         """Two workers of one thread, free to use both cores, beside one worker of two threads."""
