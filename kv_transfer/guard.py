@@ -32,12 +32,9 @@ class Guard:
             return True
 
     def copy(
-        self, copy: Callable[[Entry, torch.Tensor], None], entries: Sequence[Entry], message: torch.Tensor, *, summed: bool = True
+        self, copy: Callable[[Entry, torch.Tensor], None], entries: Sequence[Entry], message: torch.Tensor
     ) -> list[int] | None:
-        """Copy entries to or from a message [num_bytes] uint8, one behind the other. None when closed.
-
-        Else their checksums, or zeros.
-        """
+        """Copy entries to or from a message [num_bytes] uint8, one behind the other. None when closed, else their checksums."""
         crcs: list[int] = []
         first = 0
         for entry in entries:
@@ -45,7 +42,7 @@ class Guard:
             first += entry.num_bytes
             if not self.call(lambda entry=entry, part=part: copy(entry, part)):  # type: ignore[misc]
                 return None
-            crcs.append(checksum(part) if summed else 0)
+            crcs.append(checksum(part))
         return crcs
 
     def close(self) -> None:
