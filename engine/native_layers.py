@@ -113,14 +113,15 @@ class NativeStage:
             )
 
     def layers(self, is_heard: Callable[[], bool]) -> Iterator[int]:
-        last = 2 * len(self._stage_layers)
-        for half in range(0, last, 2):
+        done = 0  # halves of layers: up to K and V, and from attention on
+        for index, layer in enumerate(self._stage_layers):
             if not is_heard():
-                self._run(half, last)
-                return
-            self._run(half, half + 1)
-            yield self._stage_layers[half // 2]
-            self._run(half + 1, half + 2)
+                break
+            stop = 2 * index + 1
+            self._run(done, stop)
+            done = stop
+            yield layer
+        self._run(done, 2 * len(self._stage_layers))
 
     def _run(self, start: int, stop: int) -> None:
         self._backend.kernels.run_stage(self._backend.dtype, self.args, start, stop)

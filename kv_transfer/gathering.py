@@ -102,8 +102,9 @@ class Gathering:
             self._complete.extend(indices)
             self._num_complete_bytes += num_bytes
             self._num_missing_bytes -= num_bytes
-            self._pack()
-            self._num_early -= sum(self._is_early(self._plan.entries[index]) for index in indices)
+            if not self._in_place:
+                self._pack()
+                self._num_early -= sum(self._is_early(self._plan.entries[index]) for index in indices)
             if self._is_due():
                 self._hand_over()
 
