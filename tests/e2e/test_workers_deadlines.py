@@ -1,6 +1,7 @@
 """A caller that leaves, or whose time runs out, at each stage of a request: both workers give everything back, others go on."""
 
 import asyncio
+import dataclasses
 import json
 import threading
 from pathlib import Path
@@ -14,10 +15,11 @@ from shoal.decode_worker.step import DecodeStep
 from shoal.errors import DeadlineExceeded
 from shoal.kv_transfer.faults import VARIABLE
 from shoal.pb.v1 import shoal_pb2
-from tests.e2e.harness import Ask, ends_with, generate, in_process, make_config
+from tests.e2e.harness import TRANSFER, Ask, ends_with, generate, in_process, make_config
 
 ASK = Ask(tuple(range(3, 103)), "pop:2", max_tokens=6)
 OTHER = Ask(tuple(range(40, 90)), "speed:2", max_tokens=3)
+MANY_MESSAGES = dataclasses.replace(TRANSFER, max_entry_bytes=4096)  # entries share no more than that
 DEADLINE_S = 1.5  # in which every stage is reached; at the stage the request stands still until it has ended for its caller
 
 
@@ -65,7 +67,7 @@ async def test_whoever_leaves_when_frees_both_sides(
         monkeypatch.setenv(VARIABLE, json.dumps(fault))
     few = {"queued": Pool.DECODE, "queued for prefill": Pool.PREFILL}.get(stage)
     prefill, decode = (
-        make_config(pool, tiny_model, chaos=True, max_running_requests=1 if pool is few else 8)
+        make_config(pool, tiny_model, chaos=True, max_running_requests=1 if pool is few else 8, transfer=MANY_MESSAGES)
         for pool in (Pool.PREFILL, Pool.DECODE)
     )
 
