@@ -37,8 +37,9 @@ class StageRun(Protocol):
 
     x: torch.Tensor | None  # [n, h] hidden states of the full rows behind the last layer run
 
-    def layers(self, is_heard: Callable[[], bool]) -> Iterator[int]:
-        """Run the stage; while `is_heard` says no, several layers may pass in one go, without a yield."""
+    def layers(self, is_heard: Callable[[int], bool]) -> Iterator[int]:
+        """Run the stage. `is_heard` is asked of each layer once, in order, perhaps long before it is run; those of which it says
+        no pass without a yield, several in one go where that is faster."""
         ...
 
 

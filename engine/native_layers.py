@@ -112,11 +112,11 @@ class NativeStage:
                 backend.full | backend.kv_only, "the K/V projection of layer {} is not held here"
             )
 
-    def layers(self, is_heard: Callable[[], bool]) -> Iterator[int]:
+    def layers(self, is_heard: Callable[[int], bool]) -> Iterator[int]:
         done = 0  # halves of layers: up to K and V, and from attention on
         for index, layer in enumerate(self._stage_layers):
-            if not is_heard():
-                break
+            if not is_heard(layer):
+                continue
             stop = 2 * index + 1
             self._run(done, stop)
             done = stop

@@ -104,5 +104,5 @@ def _layer(
     turns = Frequencies.of(layers.config).rotations(slots, layers.rotation_dtype)
     layers.hold({0: weights}, {})
     stage = layers.run(StageWork(Stage(range(1), group, None, (run,)), StageRows(group, x.clone(), turns), None, pool))
-    assert list(stage.layers(lambda: True)) == [0] and stage.x is not None
+    assert list(stage.layers(lambda layer: True)) == [0] and stage.x is not None
     return layers.score(stage.x, weights.post_norm, head)

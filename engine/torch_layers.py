@@ -22,7 +22,7 @@ class TorchStage:
         self._attentions: dict[int | None, PreparedAttention] = {}
         self.x = None if work.full is None else work.full.x
 
-    def layers(self, is_heard: Callable[[], bool]) -> Iterator[int]:
+    def layers(self, is_heard: Callable[[int], bool]) -> Iterator[int]:
         backend, config = self._backend, self._backend.config
         stage, full, kv_only, pool = self._work.stage, self._work.full, self._work.kv_only, self._work.pool
         for index, layer in enumerate(stage.layers):
@@ -33,7 +33,8 @@ class TorchStage:
                 weights = backend.layer_weights(layer)
                 q, kv = project_qkv(self.x, weights, config, full.rotations.of(config.shape.window(layer)))
                 pool.write(kv, full.group.blocks[index], full.group.offsets)
-            yield layer
+            if is_heard(layer):
+                yield layer
             if full is not None and self.x is not None:
                 attended = self._attention(layer).attend(q, kv, pool.rows, index)
                 self.x = finish_layer(self.x, attended, weights, config)

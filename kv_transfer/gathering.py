@@ -108,6 +108,11 @@ class Gathering:
             if self._is_due():
                 self._hand_over()
 
+    def is_worth(self, num_bytes: int) -> bool:
+        """Whether a message would leave if so many bytes more were complete. Where a step packs, it should tell of each layer."""
+        with self._lock:
+            return not self._in_place or self._is_due(num_bytes)
+
     def end_step(self) -> None:
         """The step is over: whatever is complete goes, and no buffer stays here. What is read in place waits for more."""
         with self._lock:
@@ -128,12 +133,13 @@ class Gathering:
             if self._buffer is not None:
                 self._give_back(None)
 
-    def _is_due(self) -> bool:
+    def _is_due(self, num_more_bytes: int = 0) -> bool:
+        num_complete, num_missing = self._num_complete_bytes + num_more_bytes, self._num_missing_bytes - num_more_bytes
         if self._in_place:
-            is_most = self._num_complete_bytes >= 4 * self._num_missing_bytes  # read far faster than it is computed
-            return self._num_missing_bytes == 0 or (is_most and self._num_missing_bytes >= _WORTH_BYTES)
-        is_most = self._num_complete_bytes >= 2 * self._num_missing_bytes
-        is_full = self._num_complete_bytes + self._largest_bytes > self._max_gathered_bytes
+            is_most = num_complete >= 4 * num_missing  # read far faster than it is computed
+            return num_missing == 0 or (is_most and num_missing >= _WORTH_BYTES)
+        is_most = num_complete >= 2 * num_missing
+        is_full = num_complete + self._largest_bytes > self._max_gathered_bytes
         return is_full or self._num_early == 0 or is_most
 
     def _is_early(self, entry: Entry) -> bool:

@@ -83,6 +83,10 @@ class OutgoingTransfer:
         """The bytes of these entries exist, each told once. Any thread; in a step's they are packed before it returns."""
         self.gathering.complete(indices)
 
+    def is_worth(self, num_bytes: int) -> bool:
+        """Whether something would leave if so many bytes more were complete. Any thread."""
+        return self.gathering.is_worth(num_bytes)
+
     def end_step(self) -> None:
         """The step is over: what is complete leaves. Any thread."""
         self.gathering.end_step()

@@ -5,6 +5,7 @@ complete in order of `stop`, however chunks and wire entries are cut.
 """
 
 from collections import deque
+from itertools import takewhile
 
 from shoal.placement.plan import Entry, EntryKind, TransferPlan
 
@@ -22,8 +23,12 @@ class ExportTracker:
                 self._deep_states.append(entry)
 
     def layer_written(self, layer: int, stop: int) -> list[int]:
-        """KV of tokens 0 … stop − 1 is in the pool at `layer`: indices of the entries this completes."""
-        return _take(self._kv.get(layer, deque()), stop)
+        """KV of tokens 0 … stop − 1 is in the pool at `layer` and below: indices of the entries this completes."""
+        return [index for own, entries in self._kv.items() if own <= layer for index in _take(entries, stop)]
+
+    def num_bytes_at(self, layer: int, stop: int) -> int:
+        """What will be complete at this layer alone once KV of tokens 0 … stop − 1 is there."""
+        return sum(entry.num_bytes for entry in takewhile(lambda entry: entry.stop <= stop, self._kv.get(layer, ())))
 
     def states_kept(self, stop: int) -> list[int]:
         """The deep states of all tokens below `stop` that have any are kept: indices of the entries this completes."""

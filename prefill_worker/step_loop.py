@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from shoal.config.transfer import SHARED_MEMORY
 from shoal.config.worker import WorkerConfig
 from shoal.engine.resident import Resident
 from shoal.engine.segment import RequestKv, Segment, prefill_segments
@@ -42,11 +43,12 @@ PrefillStep = tuple[Piece, ...]
 class PrefillStepLoop(StepLoop[PrefillStep, None]):
     """`add` brings work, `remove` takes a task out. `layer_done` is a test's seam: called in the step thread per layer."""
 
-    def __init__(self, resident: Resident, config: WorkerConfig, *, layer_done: Callable[[int], object]) -> None:
+    def __init__(self, resident: Resident, config: WorkerConfig, *, layer_done: Callable[[int], object] | None) -> None:
         super().__init__("prefill-step", config.num_threads)
         self._resident = resident
         self._config = config
         self._layer_done = layer_done
+        self._reads_in_place = config.transfer.backend == SHARED_MEMORY  # else each layer is packed while it lies in the cache
         self._batcher = Batcher()
         self._work: dict[str, Work] = {}
 
@@ -97,11 +99,15 @@ class PrefillStepLoop(StepLoop[PrefillStep, None]):
             segments += mine
             owners += [piece] * len(mine)
         step_pass = self._resident.decoder.forward(segments, self._resident.pool)
+        if self._reads_in_place and self._layer_done is None:
+            step_pass.listen(lambda layer: any([piece.work.task.hears(layer, piece.chunk.stop) for piece in step]))
         for layer in step_pass:
-            self._layer_done(layer)
+            if self._layer_done is not None:
+                self._layer_done(layer)
             for piece in step:
-                task = piece.work.task
-                task.complete(task.export.layer_written(layer, piece.chunk.stop))
+                piece.work.task.written(layer, piece.chunk.stop)
+        for piece in step:
+            piece.work.task.written(self._resident.shape.num_layers, piece.chunk.stop)
         for index, states in step_pass.states.items():
             _keep(owners[index].work, segments[index].positions, states)
         for piece in step:

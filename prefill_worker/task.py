@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from threading import Lock
+from typing import Final
 
 from shoal.errors import InternalError, ShoalError
 from shoal.kv_transfer import OutgoingTransfer, SentReport
@@ -32,6 +33,7 @@ class TaskState(StrEnum):
     FAILED = "failed"
 
 
+_HEARD_BEFORE_ACCEPT: Final = 8  # each so many layers
 _ENDS = frozenset({TaskState.CANCELLED, TaskState.FAILED, TaskState.SENT})
 _NEXT = {
     TaskState.QUEUED: TaskState.HOLDING,
@@ -61,6 +63,7 @@ class PrefillTask:
         self._lock = Lock()
         self._complete: list[int] = []  # entries completed before decode has accepted
         self._in_step = False
+        self._num_unheard_bytes = 0  # written in this step by layers that were not listened to
 
     def move(self, state: TaskState) -> None:
         """Enter a state and note the time. Raises InternalError for a step the picture does not have."""
@@ -83,6 +86,19 @@ class PrefillTask:
             self._in_step = True
             if self.outgoing is not None:
                 self.outgoing.begin_step()
+
+    def hears(self, layer: int, stop: int) -> bool:
+        """Whether something might leave once tokens 0 … stop − 1 are written at this layer. Asked of a step's layers in order."""
+        self._num_unheard_bytes += self.export.num_bytes_at(layer, stop)
+        with self._lock:
+            if self.outgoing is None:  # decode may accept while the step runs
+                return layer % _HEARD_BEFORE_ACCEPT == _HEARD_BEFORE_ACCEPT - 1
+            return self.outgoing.is_worth(self._num_unheard_bytes)
+
+    def written(self, layer: int, stop: int) -> None:
+        """Tokens 0 … stop − 1 are written at this layer and below: whatever that completes may go."""
+        self._num_unheard_bytes = 0
+        self.complete(self.export.layer_written(layer, stop))
 
     def complete(self, entries: Sequence[int]) -> None:
         """These entries' bytes exist. Nothing goes before decode has accepted. Any thread."""

@@ -59,7 +59,8 @@ class PrefillWorker:
         self.address = ""  # host:port, once bound
         self._progress = progress
         self._faults = Faults.from_environment(allowed=config.chaos)
-        self._layer_done = layer_done or (lambda layer: self._faults.hit(f"layer-{layer}"))
+        by_layer = (lambda layer: self._faults.hit(f"layer-{layer}")) if config.chaos else None
+        self._layer_done = layer_done or by_layer
         self._loaded: _Loaded | None = None
         self._draining = False
 

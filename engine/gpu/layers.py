@@ -109,7 +109,7 @@ class GpuStage:
         self._attentions: dict[int | None, _StageAttention] = {}
         self.x = None if work.full is None else work.full.x
 
-    def layers(self, is_heard: Callable[[], bool]) -> Iterator[int]:
+    def layers(self, is_heard: Callable[[int], bool]) -> Iterator[int]:
         backend, pool = self._backend, self._work.pool
         stage, full, kv_only = self._work.stage, self._work.full, self._work.kv_only
         full_places = _places(full, len(stage.layers))
@@ -121,7 +121,8 @@ class GpuStage:
             if full is not None and self.x is not None:
                 weights = backend.weights(layer)
                 q, kv = backend.project(self.x, weights, full.rotations.of(window), pool.data, full_places[index])
-            yield layer
+            if is_heard(layer):
+                yield layer
             if full is not None and self.x is not None:
                 self.x = backend.finish(self.x, self._attention(layer).attend(q, kv, index), weights)
 

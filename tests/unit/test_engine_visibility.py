@@ -1,5 +1,6 @@
 """What segments leave behind (design §2), with prefill and decode as two pools that share only what would cross the wire."""
 
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from shoal.engine.decoder import Decoder, HeldLayers
+from shoal.engine.kernels import kernels_or_none
 from shoal.engine.kv_pool import KvPool
 from shoal.engine.segment import (
     LogitRows,
@@ -163,6 +165,30 @@ def test_layers_are_yielded_with_their_kv_written_and_later_ones_not() -> None:
         assert not torch.is_inference_mode_enabled()  # the consumer's own mode, not the step's
         seen.append(layer)
     assert seen == list(range(L))
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+@pytest.mark.parametrize("heard", [(), (1,), (0, 3), (2,), (3,)])
+def test_layers_nobody_listens_to_are_run_and_not_yielded(heard: tuple[int, ...], backend: str) -> None:
+    if backend == "native" and kernels_or_none() is None:
+        pytest.skip("no compiler")
+    ids, written = list(support.prompt(12)), []
+    for layers in (range(L), heard):
+        side = Side.of(support.decoder(backend=backend), Visibility.parse("pop:2:boundary=1"), 12, 12)
+        asked: list[int] = []
+
+        def is_heard(layer: int, asked: list[int] = asked, layers: Collection[int] = layers) -> bool:
+            asked.append(layer)
+            return layer in layers
+
+        forward = side.decoder.forward(prefill_segments(side.kv, ids[:11], range(11)), side.pool).listen(is_heard)
+        for layer in forward:
+            assert layer in layers
+            tables = [(side.kv.lower if side.kv.is_lower(other) else side.kv.upper).layer_ids(other) for other in range(L)]
+            assert [bool(side.pool.data[torch.from_numpy(ids)].any()) for ids in tables] == [other <= layer for other in range(L)]
+        assert asked == list(range(L))
+        written.append(side.pool.data.clone())
+    assert torch.equal(*written)
 
 
 def test_layers_nobody_touches_are_not_yielded() -> None:

@@ -77,6 +77,16 @@ def test_what_completes_layer_by_layer_is_announced_in_the_order_of_the_plan() -
     assert told.ready == [list(range(30))]
 
 
+def test_whoever_asks_before_tells_no_more_than_what_is_due() -> None:
+    told, unheard = Told(120, 8 << 20, in_place=True, size=400_000), list[int]()
+    for index in range(120):
+        unheard.append(index)
+        if told.gathering.is_worth(400_000 * len(unheard)):
+            told.gathering.complete(unheard)
+            unheard.clear()
+    assert [len(indices) for indices in told.ready] == [96, 20, 4] and not unheard
+
+
 def test_a_small_plan_read_in_place_is_one_message() -> None:
     told = Told(30, 8 << 20, in_place=True)
     for index in range(29):
