@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints-cpu.txt
 demo: $(STAMP) ## Start a local cluster and stream answers under full, speed and pop
 	$(BIN)/shoal demo
 
-test: $(STAMP) ## Run every test that needs no GPU
+test: $(STAMP) ## Run every test that needs no GPU (the manifests have make infra-check)
 	$(BIN)/python -m pytest -m "not gpu" --ignore tests/e2e --ignore tests/infra -n 2 --dist loadfile
 	$(BIN)/python -m pytest -m "not gpu" tests/e2e
 
