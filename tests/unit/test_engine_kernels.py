@@ -179,10 +179,10 @@ def test_layer(
         rows = StageRows(group, x.to(like), turn)
         full = Stage(range(1), group, None, (QueryRun(0, num_rows, 0, ids, SlotGeometry()),))
         done = layers.run(StageWork(full, StageRows(group, x.to(like, copy=True), turn), None, pools[0]))
-        assert list(done.layers(lambda: False)) in ([], [0])
+        assert list(done.layers(lambda layer: False)) in ([], [0])
         for pool, layer in ((pools[1], 0), (KvPool(dims, num_rows // 4 + 2, 4, own_type), 1)):
             kv_only = layers.run(StageWork(Stage(range(layer, layer + 1), None, group, ()), None, rows, pool))
-            assert list(kv_only.layers(lambda: True)) == [layer]
+            assert list(kv_only.layers(lambda layer: True)) == [layer]
             assert torch.equal(pool.data, pools[1].data)
         scores = layers.score(x.to(like), final.to(like), head.to(like))
         assert done.x is not None
