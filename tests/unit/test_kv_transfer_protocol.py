@@ -64,8 +64,9 @@ def _fill(pair: Pair, ticket: int, unready: list[tuple[str, int]], num_entries: 
     follow: list[int] = []
     for at, index in enumerate(mine):
         num_bytes = sum(pair.plans[attempt_id].entries[i].num_bytes for i in (*follow, index))
-        if index == mine[0] + at and (not follow or num_bytes <= pair.max_joined_bytes):
-            follow.append(index)
+        if index != mine[0] + at or (follow and num_bytes > pair.max_joined_bytes):
+            break  # only neighbours share a message
+        follow.append(index)
     pair.fill(ticket, *follow)
     for index in follow:
         unready.remove((attempt_id, index))
