@@ -22,9 +22,9 @@ class ExportTracker:
             else:
                 self._deep_states.append(entry)
 
-    def layer_written(self, layer: int, stop: int) -> list[int]:
-        """KV of tokens 0 … stop − 1 is in the pool at `layer` and below: indices of the entries this completes."""
-        return [index for own, entries in self._kv.items() if own <= layer for index in _take(entries, stop)]
+    def layers_written(self, layers: range, stop: int) -> list[int]:
+        """KV of tokens 0 … stop − 1 is in the pool at these layers: indices of the entries this completes."""
+        return [index for layer in layers if layer in self._kv for index in _take(self._kv[layer], stop)]
 
     def num_bytes_at(self, layer: int, stop: int) -> int:
         """What will be complete at this layer alone once KV of tokens 0 … stop − 1 is there."""

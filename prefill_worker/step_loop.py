@@ -101,13 +101,15 @@ class PrefillStepLoop(StepLoop[PrefillStep, None]):
         step_pass = self._resident.decoder.forward(segments, self._resident.pool)
         if self._reads_in_place and self._layer_done is None:
             step_pass.listen(lambda layer: any([piece.work.task.hears(layer, piece.chunk.stop) for piece in step]))
+        first = 0  # layer that nobody has been told of
         for layer in step_pass:
             if self._layer_done is not None:
                 self._layer_done(layer)
             for piece in step:
-                piece.work.task.written(layer, piece.chunk.stop)
+                piece.work.task.written(range(first, layer + 1), piece.chunk.stop)
+            first = layer + 1
         for piece in step:
-            piece.work.task.written(self._resident.shape.num_layers, piece.chunk.stop)
+            piece.work.task.written(range(first, self._resident.shape.num_layers), piece.chunk.stop)
         for index, states in step_pass.states.items():
             _keep(owners[index].work, segments[index].positions, states)
         for piece in step:

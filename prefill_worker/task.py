@@ -95,10 +95,10 @@ class PrefillTask:
                 return layer % _HEARD_BEFORE_ACCEPT == _HEARD_BEFORE_ACCEPT - 1
             return self.outgoing.is_worth(self._num_unheard_bytes)
 
-    def written(self, layer: int, stop: int) -> None:
-        """Tokens 0 … stop − 1 are written at this layer and below: whatever that completes may go."""
+    def written(self, layers: range, stop: int) -> None:
+        """Tokens 0 … stop − 1 are written at these layers, all since a step last spoke: whatever that completes may go."""
         self._num_unheard_bytes = 0
-        self.complete(self.export.layer_written(layer, stop))
+        self.complete(self.export.layers_written(layers, stop))
 
     def complete(self, entries: Sequence[int]) -> None:
         """These entries' bytes exist. Nothing goes before decode has accepted. Any thread."""

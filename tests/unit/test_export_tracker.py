@@ -36,7 +36,7 @@ def test_every_entry_completes_once_and_never_early(
     seen: list[int] = []
     for stop in sorted({cut for cut in cuts if cut < num_prefill} | {num_prefill}):
         for layer in range(4):
-            complete = tracker.layer_written(layer, stop)
+            complete = tracker.layers_written(range(layer, layer + 1), stop)
             assert all(plan.entries[index].layer == layer and plan.entries[index].stop <= stop for index in complete)
             assert all(plan.entries[index].kind is EntryKind.KV for index in complete)
             seen += complete
@@ -48,14 +48,15 @@ def test_every_entry_completes_once_and_never_early(
     assert tracker.num_pending == 0 and sorted(seen) == list(range(len(plan.entries)))
 
 
-def test_a_layer_that_is_heard_speaks_for_those_below() -> None:
+def test_a_layer_that_is_heard_speaks_for_those_before_it() -> None:
     plan = make_plan(
         SHAPE, DType.FLOAT32, Visibility.parse("full").resolve(4, 1), 33, 0, max_entry_bytes=1 << 20, max_entry_tokens=16
     )
     tracker = ExportTracker(plan)
     sizes = [tracker.num_bytes_at(layer, 16) for layer in range(4)]
     assert sizes == [plan.entries[0].num_bytes] * 4 and tracker.num_bytes_at(0, 32) == 2 * sizes[0]
-    assert [plan.entries[index].layer for index in tracker.layer_written(2, 16)] == [0, 1, 2]
-    assert not tracker.layer_written(1, 16) and tracker.num_bytes_at(1, 16) == 0
-    assert [plan.entries[index].layer for index in tracker.layer_written(4, 16)] == [3]
-    assert [plan.entries[index].layer for index in tracker.layer_written(4, 32)] == [0, 1, 2, 3] and not tracker.num_pending
+    assert [plan.entries[index].layer for index in tracker.layers_written(range(3), 16)] == [0, 1, 2]
+    assert not tracker.layers_written(range(2), 16) and tracker.num_bytes_at(1, 16) == 0
+    assert [plan.entries[index].layer for index in tracker.layers_written(range(3, 4), 16)] == [3]
+    assert [plan.entries[index].layer for index in tracker.layers_written(range(4), 32)] == [0, 1, 2, 3]
+    assert not tracker.num_pending
