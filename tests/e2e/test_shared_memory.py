@@ -151,10 +151,11 @@ async def test_a_read_that_fails_unforeseen_ends_its_request_alone(tiny_model: P
 async def test_a_stopped_decode_worker_takes_nothing_stale(tiny_model: Path, tmp_path: Path) -> None:
     """SIGSTOP in the middle of transfers: prefill gives the pair up and its blocks to others. Woken, decode answers truly."""
     prefill, decode = configs(tiny_model, num_blocks=4 * 120, chaos=True)
-    slow = {"layer-2": {"action": "delay", "delay_s": 0.3}}  # else a transfer is over before anybody has looked
+    slow = {"layer-2": {"action": "delay", "delay_s": 0.3, "times": None}}  # else a transfer is over before anybody has looked
     async with processes(tmp_path, prefill, decode, faults=slow) as (source, reader):
         expected = [(await generate(ask(i), source.endpoint, reader.endpoint)).token_ids for i in range(3)]
-        running = [asyncio.create_task(_tokens_or_error(ask(i), source.endpoint, reader.endpoint)) for i in range(3)]
+        anew = [dataclasses.replace(ask(i), cache_salt="own") for i in range(3)]  # or both workers would have all of it
+        running = [asyncio.create_task(_tokens_or_error(one, source.endpoint, reader.endpoint)) for one in anew]
         await source.endpoint.until(Pool.PREFILL, lambda load: load.num_transfers_in_flight > 0)
         reader.process.send_signal(signal.SIGSTOP)
         await source.endpoint.idle(Pool.PREFILL, timeout_s=20.0)  # the pair was given up

@@ -4,6 +4,7 @@ A Ray actor class derives from it; everything that crosses is text or serialised
 """
 
 import asyncio
+import ctypes
 import gc
 import json
 import logging
@@ -31,13 +32,17 @@ def process_host() -> str:
         return socket.gethostname()
 
 
-def freeze_heap() -> None:
-    """Leave what lives as long as the process out of later garbage collections.
+def settle_heap() -> None:
+    """When all is loaded: leave what lives as long as the process out of later garbage collections, and give back the rest.
 
-    Beside torch a full one walks 300,000 objects and stops every stream of a worker for 160 ms.
+    Beside torch a full one walks 300,000 objects and stops every stream of a worker for 160 ms. Dequantising leaves 150 to 200 MB
+    of SmolLM2-135M with the allocator; glibc gives it back when asked (other C libraries are not asked).
     """
     gc.collect()
     gc.freeze()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
 
 
 class Worker(Protocol):
@@ -97,7 +102,7 @@ class HostedWorker:
     async def _start(self) -> None:
         self._worker = self.make_worker(self._config)
         await self._worker.start()
-        freeze_heap()
+        settle_heap()
         if listen := os.environ.get("SHOAL_METRICS_LISTEN"):
             address = Address.parse(listen, "SHOAL_METRICS_LISTEN")
             serve_metrics(Address(self._config.host, address.port) if address.host == NODE else address, self._config.cluster)

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from shoal.config.logs import configure_worker_logging
 from shoal.config.worker import WorkerConfig
 from shoal.errors import InvalidConfig, ShoalError
-from shoal.rpc.hosted import freeze_heap
+from shoal.rpc.hosted import settle_heap
 from shoal.rpc.tracing import configure_tracing
 
 GRACE_S: Final = 30.0
@@ -50,7 +50,7 @@ async def _serve(worker: Startable) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked_to_stop.set)
     address = await worker.start()
-    freeze_heap()
+    settle_heap()
     print(json.dumps({"address": address}), flush=True)
     await asked_to_stop.wait()
     await worker.stop(GRACE_S)
