@@ -6,12 +6,13 @@ docs/performance.md says how to install the peers.
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import plots, report
 from benchmarks.bench import Bench, Options
-from benchmarks.peers import KINDS
-from benchmarks.sections import SECTIONS
+from benchmarks.peers import KINDS, PeerFailed, find_python
+from benchmarks.sections import BESIDE_PEERS, SECTIONS
 from shoal.errors import ShoalError
 from shoal.model_files import open_model
 from shoal.types import DType
@@ -24,7 +25,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--section", action="append", help=f"only this one; may be given again; known: {', '.join(SECTIONS)}")
     parser.add_argument(
-        "--peers", default=",".join(KINDS), help="comma-separated; one that is not installed is skipped, and said so"
+        "--peers",
+        default=",".join(KINDS),
+        help="engines of the sections that compare, comma-separated, shoal itself among them; one that is not installed is "
+        f"skipped, and said so (default: {','.join(KINDS)})",
     )
     parser.add_argument("--quick", action="store_true", help="512 prompt tokens, 2 repetitions")
     parser.add_argument("--lengths", help="prompt tokens, comma-separated (default 512,2048,4096,7900)")
@@ -61,7 +65,21 @@ def _options(given: argparse.Namespace) -> Options:
     for name in given.section or ():
         if name not in SECTIONS:
             raise ValueError(f"unknown section {name!r}; known: {', '.join(SECTIONS)}")
+    if not given.report_only and not BESIDE_PEERS.isdisjoint(given.section or SECTIONS):
+        _check_some_peer(peers)
     return Options(given.model, given.dtype, given.threads, lengths, repeats, peers, given.folder.resolve())
+
+
+def _check_some_peer(peers: Sequence[str]) -> None:
+    """Raises ValueError when no engine is there to be measured; one is enough."""
+    missing = []
+    for name in peers:
+        try:
+            find_python(KINDS[name])
+            return
+        except PeerFailed as error:
+            missing.append(f"\n  {name}: {error}")
+    raise ValueError("no engine that --peers names is installed:" + "".join(missing) if missing else "--peers names no engine")
 
 
 def main() -> int:

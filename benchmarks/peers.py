@@ -43,18 +43,24 @@ class PeerFailed(Exception):
     """It did not start or did not answer; the message says why in one line."""
 
 
+def find_python(kind: PeerKind) -> str:
+    """The Python that has the engine. Raises PeerFailed that says what to set."""
+    python = os.environ.get(kind.python_variable or "") or sys.executable
+    if not Path(python).exists():
+        raise PeerFailed(f"{kind.python_variable}={python} does not exist")
+    found = subprocess.run([python, "-c", f"import {kind.module}"], capture_output=True, check=False)
+    if found.returncode:
+        where = f"name a Python that has it in {kind.python_variable}" if kind.python_variable else "install this checkout"
+        raise PeerFailed(f"no module {kind.module} for {python}; {where}")
+    return python
+
+
 class Peer:
     """One running engine."""
 
     def __init__(self, kind: PeerKind, options: Mapping[str, Any], log: Path) -> None:
         self.kind = kind
-        python = os.environ.get(kind.python_variable or "") or sys.executable
-        if not Path(python).exists():
-            raise PeerFailed(f"{kind.python_variable}={python} does not exist")
-        found = subprocess.run([python, "-c", f"import {kind.module}"], capture_output=True, check=False)
-        if found.returncode:
-            where = f"name a Python that has it in {kind.python_variable}" if kind.python_variable else "install this checkout"
-            raise PeerFailed(f"no module {kind.module} for {python}; {where}")
+        python = find_python(kind)
         own = {key: options[value] for key, value in kind.options.items()}
         environment = os.environ | {"OMP_NUM_THREADS": str(options["threads"])}
         path = f"{Path(python).parent}{os.pathsep}{environment.get('PATH', '')}"  # a venv's compilers and tools

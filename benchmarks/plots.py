@@ -15,7 +15,7 @@ def draw(tables: Iterable[Table], folder: Path) -> dict[str, Path]:
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "shoal"
     folder.mkdir(parents=True, exist_ok=True)
-    return {table.title: _bars(table, folder) for table in tables if table.is_plotted and table.rows}
+    return {table.title: _bars(table, folder) for table in tables if table.is_plotted and table.columns}
 
 
 def _bars(table: Table, folder: Path) -> Path:

@@ -9,3 +9,4 @@ from benchmarks.sections import decoding, first_token, load, phases, router, sha
 
 _MODULES = (first_token, decoding, streams, shallow, phases, short_prompts, load, router)
 SECTIONS: dict[str, ModuleType] = {module.NAME: module for module in _MODULES}
+BESIDE_PEERS = frozenset(module.NAME for module in (first_token, decoding, streams))  # what they measure is the peers

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import report
+from benchmarks import plots, report
 from benchmarks.bench import Bench, Options
 from benchmarks.peers import KINDS, Peer, PeerFailed, PeerKind
 from benchmarks.sections import SECTIONS
@@ -43,6 +43,8 @@ serve(load)
         (["--lengths", "9000"], "--lengths must lie in 16…8128 for smollm2-135m"),
         (["--repeats", "0"], "--repeats must be at least 1"),
         (["--model", "no-such-model"], "no-such-model"),
+        (["--section", "streams", "--peers", " , "], "--peers names no engine"),
+        (["--section", "first-token", "--peers", "vllm"], "vllm: SHOAL_BENCH_VLLM=/no/python does not exist"),
     ],
 )
 def test_bad_input_is_refused_before_any_work(arguments: list[str], message: str, tmp_path: Path) -> None:
@@ -51,6 +53,7 @@ def test_bad_input_is_refused_before_any_work(arguments: list[str], message: str
     arguments = ["benchmarks", *arguments, "--folder", str(tmp_path / "bench")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", arguments)
+        patch.setenv("SHOAL_BENCH_VLLM", "/no/python")
         errors: list[str] = []
         patch.setattr(sys.stderr, "write", lambda text: errors.append(text) or len(text))
         assert main() == 2
@@ -123,6 +126,11 @@ def test_tables_survive_json_and_show_ratios() -> None:
     assert "Marks: shoal / peer at most 0.8." in lines
 
 
+def test_a_table_that_nobody_is_in_gets_no_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert plots.draw([Table("First", "prompt", "ms", (Row("512", {}),))], tmp_path) == {}
+
+
 def test_sections_of_several_runs_become_one_report(tmp_path: Path) -> None:
     table = Table("First", "prompt", "ms", (Row("512", {"shoal": (10.0,)}),))
     under = report.circumstances(options(tmp_path, ("shoal",)))
@@ -146,4 +154,4 @@ def test_the_command_lists_what_it_knows() -> None:
     text = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--help"], capture_output=True, text=True, check=True, cwd=ROOT
     ).stdout
-    assert all(name in text for name in SECTIONS)
+    assert all(name in text for name in SECTIONS) and "shoal itself" in text
