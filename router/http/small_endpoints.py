@@ -67,7 +67,7 @@ class SmallEndpoints:
         return JSONResponse({"status": "serving" if serving else "not serving"}, 200 if serving else 503)
 
     async def metrics(self, request: Request) -> Response:
-        """GET /metrics, as Prometheus reads them."""
+        """GET /metrics: Prometheus metrics of this router."""
         return Response(await asyncio.to_thread(generate_latest, REGISTRY), media_type=CONTENT_TYPE_LATEST)
 
     async def tokenize(self, request: Request) -> Response:

@@ -340,6 +340,8 @@ async def test_the_root_lists_every_endpoint(http: httpx2.AsyncClient) -> None:
     assert {"GET /health", "GET /metrics", "GET /v1/models", f"POST {CHAT}", f"POST {TEXT}"} <= set(listed) and all(
         listed.values()
     )
+    assert "Prometheus" in listed["GET /metrics"]
+    assert all("/v1/" in path for path, words in listed.items() if words == "OpenAI's")
     assert "GET / lists" in (await http.get("/v2")).json()["error"]["message"]
 
 
