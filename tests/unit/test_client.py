@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -16,7 +17,7 @@ from shoal.cli.main import COMMANDS, cli
 from shoal.client import AsyncClient, Chunk, Client, Completion, Message, Sampling
 from shoal.client.requests import Options, build_request
 from shoal.errors import CapacityExceeded, DeadlineExceeded, InvalidRequest, Unavailable
-from shoal.model_files import load_tokenizer, open_model
+from shoal.model_files import known_models, load_tokenizer, open_model
 from shoal.types import FinishReason
 from tests.fakes.cluster import Cluster
 
@@ -199,6 +200,12 @@ def test_models_version_and_help_need_no_server() -> None:
     assert "--visibility" in run("generate", "--help").stdout
     unknown = run("swim")
     assert unknown.exit_code == 2 and "No such command" in unknown.stderr
+
+
+def test_models_never_breaks_a_command_to_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = replace(known_models()[0], name="x" * 30, package="a-package-" * 12, pieces=(("no_such_module", "a.gguf"),))
+    monkeypatch.setattr("shoal.cli.models.known_models", lambda: (missing,))
+    assert missing.install_command in run("models").stdout.splitlines()
 
 
 def test_help_and_generate_import_neither_torch_nor_ray_nor_unrelated_commands() -> None:
