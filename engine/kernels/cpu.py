@@ -11,12 +11,7 @@ AMX = frozenset({"amx_tile", "amx_bf16"})
 @cache
 def cpu_features() -> frozenset[str]:
     """The feature flags of the first processor; empty where they cannot be read."""
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
-        return frozenset()
-    for line in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines():
-        if line.startswith("flags"):
-            return frozenset(line.partition(":")[2].split())
-    return frozenset()
+    return frozenset(_described("flags").split())
 
 
 def missing_features() -> list[str]:
@@ -27,3 +22,19 @@ def missing_features() -> list[str]:
 def has_amx() -> bool:
     """Whether matrix products should go to the tile unit."""
     return cpu_features() >= AMX
+
+
+def widens_bfloat16() -> bool:
+    """Whether bfloat16 is multiplied faster as floats: Intel's take two cycles for a product of bfloat16 words, half of one for
+    one of floats (measured on Xeons of the fourth and fifth generation); AMD's Zen 4 takes one."""
+    return _described("vendor_id") == "GenuineIntel"
+
+
+def _described(field: str) -> str:
+    """What Linux says of the first processor; empty where it says nothing."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return ""
+    for line in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines():
+        if line.startswith(field):
+            return line.partition(":")[2].strip()
+    return ""

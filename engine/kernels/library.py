@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from shoal.engine.kernels.build import BuildFailed, build
-from shoal.engine.kernels.cpu import has_amx, missing_features
+from shoal.engine.kernels.cpu import has_amx, missing_features, widens_bfloat16
 from shoal.engine.kernels.structures import StageArgs
 
 _log = logging.getLogger(__name__)
@@ -28,6 +28,7 @@ class Kernels:
     library: ctypes.CDLL
     path: Path
     uses_amx: bool  # for large bfloat16 products
+    uses_floats: bool  # for all bfloat16 products of layers and long prompts
 
     def attend(
         self,
@@ -74,6 +75,10 @@ class Kernels:
         """Do large bfloat16 products on the tile unit, or not; whether they now are. Only for a CPU that has one."""
         return bool(self.library.shoal_use_amx(use))
 
+    def use_floats(self, use: bool) -> None:
+        """Multiply bfloat16 as floats, or not. Not beside AMX."""
+        self.library.shoal_use_floats(use)
+
     def phase_seconds(self) -> tuple[float, float, float]:
         """Wall time that this thread's steps have spent in projections, attention and the rest of the layers so far."""
         seconds = (ctypes.c_double * 3)()
@@ -114,4 +119,6 @@ def kernels() -> Kernels:
     uses_amx = has_amx() and bool(library.shoal_use_amx(True))
     if has_amx() and not uses_amx:
         _log.warning("the system does not let this process use AMX; large bfloat16 products take several times as long")
-    return Kernels(library, path, uses_amx)
+    uses_floats = not uses_amx and widens_bfloat16()
+    library.shoal_use_floats(uses_floats)
+    return Kernels(library, path, uses_amx, uses_floats)

@@ -1,5 +1,6 @@
 """The compiled kernels against plain arithmetic: shapes with tails, both types, one and more threads, both products."""
 
+import itertools
 import math
 import random
 from collections.abc import Iterator
@@ -29,18 +30,20 @@ DTYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16}
 TOLERANCE = {DType.FLOAT32: 2e-5, DType.BFLOAT16: 0.02}
 
 
-@pytest.fixture(params=[(1, False), (2, False), (1, True), (2, True)], ids=["one", "two", "one-amx", "two-amx"])
+@pytest.fixture(params=itertools.product((1, 2), ("words", "floats", "amx")), ids=lambda case: f"{case[0]}-{case[1]}")
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Threads, and whether large products go to the tile unit."""
-    num_threads, amx = request.param
+    """Threads, and what multiplies bfloat16: products of its words, floats, or the tile unit where there is one."""
+    num_threads, unit = request.param
     library = kernels()
-    if amx and not library.uses_amx:
+    if unit == "amx" and not library.uses_amx:
         pytest.skip("no AMX here")
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
-    library.use_amx(amx)
+    library.use_amx(unit == "amx")
+    library.use_floats(unit == "floats")
     yield num_threads
     library.use_amx(library.uses_amx)
+    library.use_floats(library.uses_floats)
     torch.set_num_threads(before)
 
 

@@ -7,7 +7,8 @@
 
 namespace shoal {
 
-extern bool use_amx;  // set by `shoal_use_amx`; false: gemm.h's loops do it
+extern bool use_amx;     // set by `shoal_use_amx`; false: gemm.h's loops do it
+extern bool use_floats;  // set by `shoal_use_floats`; true: with left sides of floats; never beside use_amx
 
 constexpr long kTileRows = 16, kTileDepth = 32;  // rows of a tile; numbers of K that one product takes
 

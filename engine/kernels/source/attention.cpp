@@ -7,7 +7,7 @@
 
 namespace shoal {
 
-bool use_amx = false;
+bool use_amx = false, use_floats = false;
 
 constexpr long kFewRows = 6;  // (row, head) pairs of one K/V head: below, packing K and V costs more than it saves
 
@@ -20,7 +20,7 @@ void attend(const Attention<T>& call) {
   }
   if (!few.empty()) attend_few_rows<T>(call, few);
   for (long run = 0; run < call.num_runs; ++run) {
-    if (call.runs[run].num_rows > most) attend_many_rows<T>(call, run);
+    if (call.runs[run].num_rows > most) with_left<T>([&]<class L>(L) { attend_many_rows<T, L>(call, run); });
   }
 }
 
@@ -37,6 +37,9 @@ int shoal_use_amx(int use) {
   shoal::use_amx = use && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   return shoal::use_amx;
 }
+
+// Multiply floats with bfloat16 weights, K and V, or bfloat16 with them. Without the tile unit.
+void shoal_use_floats(int use) { shoal::use_floats = use; }
 
 // sizes: num_runs, layer, window (0 = none), heads, kv_heads, d, block_size, num_threads, q_stride. Scale and cap are times log2 e.
 void shoal_attend(int is_bf16, const void* q, void* out, const void* pool, const void* runs, const int64_t* sizes, float scale, float cap) {

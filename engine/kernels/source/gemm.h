@@ -2,13 +2,34 @@
 //
 // B is packed in words: word (k, n) holds B[k][n] (float) or B[2k][n], B[2k+1][n] (bfloat16) at b[k · ldb + n].
 // This is also the layout ("VNNI") of the tile unit's right side: large bfloat16 products go there (amx.h).
+//
+// T: what B holds; L: what A holds. L is T, or float with a bfloat16 B, whose words are widened as they are read: that is for
+// processors on which the product of bfloat16 words takes as long as four products of floats (`use_floats`).
 #pragma once
+#include <type_traits>
+
 #include "amx.h"
 
 namespace shoal {
 
-template <class T, int MR, int NV>
-inline void micro(long words, const uint32_t* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
+// Whether left sides of products with T are floats.
+template <class T>
+inline bool widened() {
+  return sizeof(T) == 2 && use_floats;
+}
+
+// Calls f with a T or a float, of the type that left sides of products with T have.
+template <class T, class F>
+inline auto with_left(F f) {
+  if constexpr (sizeof(T) == 2) {
+    if (use_floats) return f(float{});
+  }
+  return f(T{});
+}
+
+template <class T, class L, int MR, int NV>
+inline void micro(long words, const L* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
+  constexpr long kPer = Words<T>::kPer;
   __m512 sum[MR][NV];
 #pragma GCC unroll 16
   for (int m = 0; m < MR; ++m)
@@ -22,11 +43,30 @@ inline void micro(long words, const uint32_t* a, long lda, const uint32_t* b, lo
     __m512i right[NV];
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) right[v] = _mm512_loadu_si512(b + k * ldb + 16 * v);
+    if constexpr (std::is_same_v<T, L>) {
 #pragma GCC unroll 16
-    for (int m = 0; m < MR; ++m) {
-      __m512i left = _mm512_set1_epi32((int)a[m * lda + k]);
+      for (int m = 0; m < MR; ++m) {
+        uint32_t word;
+        std::memcpy(&word, a + m * lda + k * kPer, 4);
+        const __m512i left = _mm512_set1_epi32((int)word);
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) sum[m][v] = Words<T>::dot(sum[m][v], right[v], left);
+        for (int v = 0; v < NV; ++v) sum[m][v] = Words<T>::dot(sum[m][v], right[v], left);
+      }
+    } else {
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        __m512 wide[NV];
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) {
+          wide[v] = _mm512_castsi512_ps(half ? _mm512_and_si512(right[v], _mm512_set1_epi32((int)0xffff0000)) : _mm512_slli_epi32(right[v], 16));
+        }
+#pragma GCC unroll 16
+        for (int m = 0; m < MR; ++m) {
+          const __m512 left = _mm512_set1_ps(a[m * lda + k * kPer + half]);
+#pragma GCC unroll 4
+          for (int v = 0; v < NV; ++v) sum[m][v] = _mm512_fmadd_ps(wide[v], left, sum[m][v]);
+        }
+      }
     }
   }
 #pragma GCC unroll 16
@@ -35,11 +75,11 @@ inline void micro(long words, const uint32_t* a, long lda, const uint32_t* b, lo
     for (int v = 0; v < NV; ++v) _mm512_storeu_ps(c + m * ldc + 16 * v, sum[m][v]);
 }
 
-template <class T, int NV>
-inline void block(long m, long words, const uint32_t* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
+template <class T, class L, int NV>
+inline void block(long m, long words, const L* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
 #define SHOAL_ROWS(MR) \
   case MR:             \
-    return micro<T, MR, NV>(words, a, lda, b, ldb, c, ldc, add);
+    return micro<T, L, MR, NV>(words, a, lda, b, ldb, c, ldc, add);
   switch (m) {
     SHOAL_ROWS(1)
     SHOAL_ROWS(2)
@@ -57,65 +97,63 @@ inline void block(long m, long words, const uint32_t* a, long lda, const uint32_
 #undef SHOAL_ROWS
 }
 
-template <class T, int NV>
-inline void rows(long m, long words, const uint32_t* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
+template <class T, class L, int NV>
+inline void rows(long m, long words, const L* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
   constexpr long kMost = 12;
   const long pieces = (m + kMost - 1) / kMost;
   for (long i = 0; i < pieces; ++i) {  // of nearly equal size: a short last one would wait for its own sums
     const long some = (m * (i + 1)) / pieces - (m * i) / pieces;
-    block<T, NV>(some, words, a, lda, b, ldb, c, ldc, add);
+    block<T, L, NV>(some, words, a, lda, b, ldb, c, ldc, add);
     a += some * lda, c += some * ldc;
   }
 }
 
 // n is a multiple of 16; k (numbers) of the word size; lda, ldc in numbers, ldb in words.
-template <class T>
-inline void loop_gemm(long m, long n, long k, const T* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
+template <class T, class L>
+inline void loop_gemm(long m, long n, long k, const L* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
   constexpr long kWordBlock = 160;  // of K: a panel of 32 columns then stays in the first-level cache
   const long words = k / Words<T>::kPer;
-  const uint32_t* left = reinterpret_cast<const uint32_t*>(a);
-  const long stride = lda / Words<T>::kPer;
   const long block = m > 12 ? kWordBlock : words;
   for (long at = 0; at < words; at += block) {
     const long some = words - at < block ? words - at : block;
     const bool onto = add || at;
     long col = 0;
     for (; col + 32 <= n; col += 32) {
-      rows<T, 2>(m, some, left + at, stride, b + at * ldb + col, ldb, c + col, ldc, onto);
+      rows<T, L, 2>(m, some, a + at * Words<T>::kPer, lda, b + at * ldb + col, ldb, c + col, ldc, onto);
     }
-    if (col < n) rows<T, 1>(m, some, left + at, stride, b + at * ldb + col, ldb, c + col, ldc, onto);
+    if (col < n) rows<T, L, 1>(m, some, a + at * Words<T>::kPer, lda, b + at * ldb + col, ldb, c + col, ldc, onto);
   }
 }
 
 // The same; with the tile unit, within a TileScope, m must be a multiple of 16.
-template <class T>
-inline void gemm(long m, long n, long k, const T* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
-  if constexpr (sizeof(T) == 2) {
+template <class T, class L>
+inline void gemm(long m, long n, long k, const L* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
+  if constexpr (sizeof(L) == 2) {
     if (use_amx) {
       const long steps = k / kTileDepth, done = steps * kTileDepth;
       if (steps) tile_gemm(m, n, steps, a, lda, b, ldb, c, ldc, add);
-      if (done < k) loop_gemm<T>(m, n, k - done, a + done, lda, b + done / 2 * ldb, ldb, c, ldc, add || steps);
+      if (done < k) loop_gemm<T, L>(m, n, k - done, a + done, lda, b + done / 2 * ldb, ldb, c, ldc, add || steps);
       return;
     }
   }
-  loop_gemm<T>(m, n, k, a, lda, b, ldb, c, ldc, add);
+  loop_gemm<T, L>(m, n, k, a, lda, b, ldb, c, ldc, add);
 }
 
 // c [rows, 32] (rows ldc apart) = x [rows, k] · panel (words [k][32]), then `then(first row, rows)` for all rows, in pieces that
 // suit the unit. With the tile unit, whole tiles of rows are read and written, and counted in what `then` is told.
-template <class T, class Then>
-inline void multiply_panel(const T* x, long ldx, const uint32_t* panel, long k, long rows, float* c, long ldc, Then then) {
-  if constexpr (sizeof(T) == 2) {
+template <class T, class L, class Then>
+inline void multiply_panel(const L* x, long ldx, const uint32_t* panel, long k, long rows, float* c, long ldc, Then then) {
+  if constexpr (sizeof(L) == 2) {
     const long steps = k / kTileDepth, done = steps * kTileDepth;
     if (use_amx && steps) {
       const long whole = whole_tiles(rows);
       if (done == k) return tile_panel(x, ldx, panel, steps, whole, c, ldc, then);
       tile_panel(x, ldx, panel, steps, whole, c, ldc, [](long, long) {});
-      loop_gemm<T>(rows, 32, k - done, x + done, ldx, panel + done / 2 * 32, 32, c, ldc, true);
+      loop_gemm<T, L>(rows, 32, k - done, x + done, ldx, panel + done / 2 * 32, 32, c, ldc, true);
       return then(0, rows);
     }
   }
-  loop_gemm<T>(rows, 32, k, x, ldx, panel, 32, c, ldc, false);
+  loop_gemm<T, L>(rows, 32, k, x, ldx, panel, 32, c, ldc, false);
   then(0, rows);
 }
 

@@ -43,9 +43,9 @@ void block_scores(const uint32_t* x, const uint32_t* const* weights, long words,
 template <class T>
 void chunk_scores(const uint32_t* turned, long columns, const T* head, long chunk, long hidden, float* c, float* out, long rows, long vocab) {
   const long whole = tiled<T>() ? chunk / kTileRows * kTileRows : 0;  // the rest is the end of the vocabulary
-  if (whole) gemm<T>(whole, columns, hidden, head, hidden, turned, columns, c, columns, false);
+  if (whole) gemm<T, T>(whole, columns, hidden, head, hidden, turned, columns, c, columns, false);
   if (whole < chunk) {
-    loop_gemm<T>(chunk - whole, columns, hidden, head + whole * hidden, hidden, turned, columns, c + whole * columns, columns, false);
+    loop_gemm<T, T>(chunk - whole, columns, hidden, head + whole * hidden, hidden, turned, columns, c + whole * columns, columns, false);
   }
   for (long r = 0; r < rows; ++r) {
     for (long i = 0; i < chunk; ++i) out[r * vocab + i] = c[i * columns + r];

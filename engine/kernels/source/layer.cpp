@@ -11,17 +11,17 @@ namespace {
 
 // Numbers from one scratch row of k numbers to the next: with the tile unit an odd count of cache lines, so that a tile's rows
 // do not fall into the same few sets of a cache.
-template <class T>
+template <class L>
 inline long spread(long k) {
-  if (!tiled<T>()) return k;
-  const long line = 64 / sizeof(T);
+  if (!tiled<L>()) return k;
+  const long line = 64 / sizeof(L);
   return ((k + line - 1) / line | 1) * line;
 }
 
 // A linear's panels for all rows of x: `then(first row, rows)` for pieces of the panel's c [rows, 32].
-template <class T, class Then>
-inline void multiply(const Linear& linear, long panel, const T* x, long ldx, long rows, float* c, long ldc, Then then) {
-  multiply_panel<T>(x, ldx, linear.panel<T>(panel), linear.k, rows, c, ldc, [&](long row, long some) {
+template <class T, class L, class Then>
+inline void multiply(const Linear& linear, long panel, const L* x, long ldx, long rows, float* c, long ldc, Then then) {
+  multiply_panel<T, L>(x, ldx, linear.panel<T>(panel), linear.k, rows, c, ldc, [&](long row, long some) {
     if (row < rows) then(row, std::min(some, rows - row));
   });
 }
@@ -53,14 +53,14 @@ void emit_head(const Project& p, long row, long head, float* sums) {
   for (long i = 0; i < d; i += 16) store(to + i, load(sums + i, d - i), d - i);
 }
 
-template <class From, class T>
-void normed_rows(const From* x, const void* norm, long rows, long n, double eps, T* out, long ldo) {
+template <class T, class From, class L>
+void normed_rows(const From* x, const void* norm, long rows, long n, double eps, L* out, long ldo) {
   for (long r = 0; r < rows; ++r) rms_norm(x + r * n, static_cast<const T*>(norm), n, (float)eps, out + r * ldo);
 }
 
 // to [rows, 16] = SiLU or GELU of gate, times up, of one panel's c [rows, 32].
-template <class T>
-void activate(const float* c, long first, long rows, long panel, long width, bool gelu, T* to, long ldo) {
+template <class T, class L>
+void activate(const float* c, long first, long rows, long panel, long width, bool gelu, L* to, long ldo) {
   const long left = width - panel * 16;
   for (long r = first; r < first + rows; ++r) {
     const __m512 gate = _mm512_loadu_ps(c + r * kPanel), up = _mm512_loadu_ps(c + r * kPanel + 16);
@@ -91,26 +91,26 @@ void add_normed(const float* sums, const X* x, const T* norm, long n, float eps,
   }
 }
 
-template <class T>
+template <class T, class L>
 void project(const Project& p) {
-  static thread_local Scratch<T> shared;
+  static thread_local Scratch<L> shared;
   const Linear& linear = p.linear;
-  const long hidden = linear.k, panels = linear.num_panels(), num_heads = p.heads + 2 * p.kv_heads, ldx = spread<T>(hidden);
+  const long hidden = linear.k, panels = linear.num_panels(), num_heads = p.heads + 2 * p.kv_heads, ldx = spread<L>(hidden);
   const long unit = std::lcm(p.d, kPanel), num_units = (panels * kPanel + unit - 1) / unit;  // columns at which heads and panels meet
-  const Cut cut(p.rows, p.num_threads, tiled<T>());
-  T* shared_x = cut.by_rows ? nullptr : shared.at_least(whole_tiles(p.rows) * ldx);
+  const Cut cut(p.rows, p.num_threads, tiled<L>());
+  L* shared_x = cut.by_rows ? nullptr : shared.at_least(whole_tiles(p.rows) * ldx);
 #pragma omp parallel num_threads((int)p.num_threads)
   {
     static thread_local Scratch<float> floats;
-    static thread_local Scratch<T> numbers;
+    static thread_local Scratch<L> numbers;
     const TileScope tiles;
     float* c = floats.at_least(whole_tiles(cut.tile) * unit);
-    T* x = cut.by_rows ? numbers.at_least(whole_tiles(cut.tile) * ldx) : shared_x;
+    L* x = cut.by_rows ? numbers.at_least(whole_tiles(cut.tile) * ldx) : shared_x;
     auto heads_of = [&](long index, long first, long rows) {  // one unit: some panels, and the heads that they make
       const long end = std::min(panels, (index + 1) * (unit / kPanel)), head = index * (unit / p.d);
       const long heads = std::min(unit / p.d, num_heads - head);
       for (long panel = index * (unit / kPanel); panel < end; ++panel) {
-        multiply(linear, panel, x, ldx, rows, c + panel * kPanel % unit, unit, [&](long row, long some) {
+        multiply<T>(linear, panel, x, ldx, rows, c + panel * kPanel % unit, unit, [&](long row, long some) {
           if (panel < end - 1) return;
           for (long r = row; r < row + some; ++r) {
             for (long i = 0; i < heads; ++i) emit_head<T>(p, first + r, head + i, c + r * unit + i * p.d);
@@ -122,40 +122,45 @@ void project(const Project& p) {
 #pragma omp for schedule(dynamic, 1) nowait
       for (long tile = 0; tile < cut.num_tiles; ++tile) {
         const long first = tile * cut.tile, rows = std::min(cut.tile, (long)p.rows - first);
-        normed_rows(static_cast<const T*>(p.x) + first * hidden, p.norm, rows, hidden, p.eps, x, ldx);
+        normed_rows<T>(static_cast<const T*>(p.x) + first * hidden, p.norm, rows, hidden, p.eps, x, ldx);
         for (long index = 0; index < num_units; ++index) heads_of(index, first, rows);
       }
     } else {
 #pragma omp for schedule(static)
-      for (long r = 0; r < p.rows; ++r) normed_rows(static_cast<const T*>(p.x) + r * hidden, p.norm, 1, hidden, p.eps, x + r * ldx, ldx);
+      for (long r = 0; r < p.rows; ++r) normed_rows<T>(static_cast<const T*>(p.x) + r * hidden, p.norm, 1, hidden, p.eps, x + r * ldx, ldx);
 #pragma omp for schedule(static)
       for (long index = 0; index < num_units; ++index) heads_of(index, 0, p.rows);
     }
   }
 }
 
-template <class T>
+template <class T, class L>
 void finish(const Finish& f) {
   static thread_local Scratch<float> shared_sums;
-  static thread_local Scratch<T> shared_numbers;
-  const long hidden = f.output.n, from = f.output.k, width = f.down.k, ldn = spread<T>(hidden), lda = spread<T>(width);
-  const Cut cut(f.rows, f.num_threads, tiled<T>());
+  static thread_local Scratch<L> shared_numbers;
+  const long hidden = f.output.n, from = f.output.k, width = f.down.k, ldn = spread<L>(hidden), lda = spread<L>(width);
+  const Cut cut(f.rows, f.num_threads, tiled<L>());
+  const long own = std::is_same_v<T, L> ? 0 : from;  // of a row of `attended`, copied as what products take
   const long most = whole_tiles(cut.tile), planes = f.mlp_norm ? 2 : 1;  // with branch norms the MLP's sums are kept too
   float* shared_middle = cut.by_rows ? nullptr : shared_sums.at_least(planes * f.rows * hidden);
-  T* shared_normed = cut.by_rows ? nullptr : shared_numbers.at_least(most * (ldn + lda));
+  L* shared_normed = cut.by_rows ? nullptr : shared_numbers.at_least(most * (ldn + lda + own));
 #pragma omp parallel num_threads((int)f.num_threads)
   {
     static thread_local Scratch<float> floats;
-    static thread_local Scratch<T> numbers;
+    static thread_local Scratch<L> numbers;
     const TileScope tiles;
     float* c = floats.at_least(most * (cut.by_rows ? kPanel + planes * hidden : kPanel));
     float* middle = cut.by_rows ? c + most * kPanel : shared_middle;
     float* sums = middle + (cut.by_rows ? most : (long)f.rows) * hidden;  // only with branch norms
-    T* normed = cut.by_rows ? numbers.at_least(most * (ldn + lda)) : shared_normed;
-    T* active = normed + most * ldn;
+    L* normed = cut.by_rows ? numbers.at_least(most * (ldn + lda + own)) : shared_normed;
+    L *active = normed + most * ldn, *copied = active + most * lda;
+    auto copy_attended = [&](long first, long row) {
+      const T* x = static_cast<const T*>(f.attended) + (first + row) * from;
+      for (long i = 0; i < own; i += 16) store(copied + row * from + i, load(x + i, own - i), own - i);
+    };
     auto output = [&](long panel, long first, long rows) {
-      const T* attended = static_cast<const T*>(f.attended) + first * from;
-      multiply(f.output, panel, attended, from, rows, c, kPanel, [&](long row, long some) {
+      const L* attended = own ? copied : static_cast<const L*>(f.attended) + first * from;
+      multiply<T>(f.output, panel, attended, from, rows, c, kPanel, [&](long row, long some) {
         add_rows(c, row, some, panel, hidden, f.attention_norm ? nullptr : static_cast<const T*>(f.x) + first * hidden, middle);
       });
     };
@@ -165,20 +170,20 @@ void finish(const Finish& f) {
         const T* x = static_cast<const T*>(f.x) + (first + row) * hidden;
         add_normed(own, x, static_cast<const T*>(f.attention_norm), hidden, (float)f.eps, own);
       }
-      normed_rows(own, f.norm, 1, hidden, f.eps, normed + row * ldn, ldn);
+      normed_rows<T>(own, f.norm, 1, hidden, f.eps, normed + row * ldn, ldn);
     };
     auto end_row = [&](long first, long row) {
       T* to = static_cast<T*>(f.out) + (first + row) * hidden;
       add_normed(sums + row * hidden, middle + row * hidden, static_cast<const T*>(f.mlp_norm), hidden, (float)f.eps, to);
     };
     auto gate_up = [&](long panel, long rows) {
-      multiply(f.gate_up, panel, normed, ldn, rows, c, kPanel,
-               [&](long row, long some) { activate(c, row, some, panel, width, f.gelu != 0, active, lda); });
+      multiply<T>(f.gate_up, panel, normed, ldn, rows, c, kPanel,
+               [&](long row, long some) { activate<T>(c, row, some, panel, width, f.gelu != 0, active, lda); });
     };
     auto down = [&](long panel, long first, long begin, long end) {  // rows [begin, end) of a tile that starts at `first`
       const float* x = middle + begin * hidden;
       T* to = static_cast<T*>(f.out) + (first + begin) * hidden;
-      multiply(f.down, panel, active + begin * lda, lda, end - begin, c, kPanel,
+      multiply<T>(f.down, panel, active + begin * lda, lda, end - begin, c, kPanel,
                [&](long row, long some) {
                  if (f.mlp_norm) add_rows(c, row, some, panel, hidden, static_cast<const float*>(nullptr), sums + begin * hidden);
                  else add_rows(c, row, some, panel, hidden, x, to);
@@ -188,6 +193,7 @@ void finish(const Finish& f) {
 #pragma omp for schedule(dynamic, 1) nowait
       for (long tile = 0; tile < cut.num_tiles; ++tile) {
         const long first = tile * cut.tile, rows = std::min(cut.tile, (long)f.rows - first);
+        for (long r = 0; own && r < rows; ++r) copy_attended(first, r);
         for (long panel = 0; panel < f.output.num_panels(); ++panel) output(panel, first, rows);
         for (long r = 0; r < rows; ++r) norm_middle(first, r);
         for (long panel = 0; panel < f.gate_up.num_panels(); ++panel) gate_up(panel, rows);
@@ -197,6 +203,10 @@ void finish(const Finish& f) {
         for (long r = 0; f.mlp_norm && r < rows; ++r) end_row(first, r);
       }
     } else {
+      if (own) {
+#pragma omp for schedule(static)
+        for (long r = 0; r < f.rows; ++r) copy_attended(0, r);
+      }
 #pragma omp for schedule(static)
       for (long panel = 0; panel < f.output.num_panels(); ++panel) output(panel, 0, f.rows);
 #pragma omp for schedule(static)
@@ -216,14 +226,14 @@ void finish(const Finish& f) {
   }
 }
 
-template <class T>
+template <class T, class L>
 void project_rows(const Stage& stage, Project call, const Rows& rows, long layer, void* q) {
   const bool is_local = stage.windows[layer] > 0;
   call.x = rows.x, call.rows = rows.rows;
   call.cos = is_local ? rows.local_cos : rows.cos, call.sin = is_local ? rows.local_sin : rows.sin;
   call.blocks = rows.blocks + layer * rows.rows, call.offsets = rows.offsets;
   call.q = q, call.pool = stage.pool, call.block_size = stage.block_size, call.num_threads = stage.num_threads;
-  project<T>(call);
+  project<T, L>(call);
 }
 
 // Seconds that this thread's steps spent in each phase so far: projections, attention, the rest of the layers.
@@ -240,14 +250,14 @@ class PhaseTimer {
 };
 
 // Half steps [from, to): 2·i writes K and V of layer i, 2·i + 1 is its attention and everything behind.
-template <class T>
+template <class T, class L>
 void run_stage(const Stage& stage, long from, long to) {
   for (long half = from; half < to; ++half) {
     const long layer = half / 2;
     if (half % 2 == 0) {
       const PhaseTimer timer(0);
-      if (stage.kv_layers) project_rows<T>(stage, stage.kv_layers[layer]->kv, stage.kv, layer, nullptr);
-      if (stage.full_layers) project_rows<T>(stage, stage.full_layers[layer]->project, stage.full, layer, stage.q);
+      if (stage.kv_layers) project_rows<T, L>(stage, stage.kv_layers[layer]->kv, stage.kv, layer, nullptr);
+      if (stage.full_layers) project_rows<T, L>(stage, stage.full_layers[layer]->project, stage.full, layer, stage.q);
     } else if (stage.full_layers) {
       {
         const PhaseTimer timer(1);
@@ -259,7 +269,7 @@ void run_stage(const Stage& stage, long from, long to) {
       Finish call = stage.full_layers[layer]->finish;
       call.x = call.out = stage.full.x, call.attended = stage.attended, call.rows = stage.full.rows;
       call.num_threads = stage.num_threads;
-      finish<T>(call);
+      finish<T, L>(call);
     }
   }
 }
@@ -268,7 +278,8 @@ void run_stage(const Stage& stage, long from, long to) {
 }  // namespace shoal
 
 extern "C" void shoal_run_stage(int is_bf16, const shoal::Stage* stage, int64_t from, int64_t to) {
-  is_bf16 ? shoal::run_stage<shoal::bf16>(*stage, from, to) : shoal::run_stage<float>(*stage, from, to);
+  auto call = [&]<class T>(T) { shoal::with_left<T>([&]<class L>(L) { shoal::run_stage<T, L>(*stage, from, to); }); };
+  is_bf16 ? call(shoal::bf16{}) : call(float{});
 }
 
 // Seconds of the three phases, of steps run by the calling thread.

@@ -77,8 +77,8 @@ inline float norm_factor(const T* x, long n, float eps) {
   return 1.0f / std::sqrt(_mm512_reduce_add_ps(sum) / n + eps);
 }
 
-template <class From, class T>
-inline void rms_norm(const From* x, const T* weight, long n, float eps, T* out) {
+template <class From, class T, class To>
+inline void rms_norm(const From* x, const T* weight, long n, float eps, To* out) {
   const __m512 factor = _mm512_set1_ps(norm_factor(x, n, eps));
   for (long i = 0; i < n; i += 16) {
     store(out + i, _mm512_mul_ps(_mm512_mul_ps(load(x + i, n - i), factor), load(weight + i, n - i)), n - i);

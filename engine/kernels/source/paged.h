@@ -90,7 +90,7 @@ struct Scratch {
 
 template <class T>
 void attend_few_rows(const Attention<T>& call, const std::vector<long>& runs);
-template <class T>
+template <class T, class L>  // L: of products' left sides (gemm.h)
 void attend_many_rows(const Attention<T>& call, long run);
 template <class T>
 void attend(const Attention<T>& call);  // picks one of them for each run

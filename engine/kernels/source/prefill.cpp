@@ -12,7 +12,7 @@ constexpr long kColumns = 32;                // keys of one panel of K^T
 constexpr long kRowsAtOnce = 32;             // rows whose scores are held at once: they stay in the first-level cache
 constexpr size_t kPackedBytes = 24u << 20;  // K/V heads are packed together up to this
 
-template <class T>
+template <class T, class L>
 struct Tiles {
   using Word = Words<T>;
   const Attention<T>& call;
@@ -29,7 +29,7 @@ struct Tiles {
     if (tiled<T>()) words = (words + 15) / 16 * 16;
     tile_rows = std::max(1L, (tiled<T>() ? 192 : 48) / call.group());
     keys = 256;
-    score_stride = keys + 16, weight_stride = keys + 64 / (long)sizeof(T);
+    score_stride = keys + 16, weight_stride = keys + 64 / (long)sizeof(L);
     num_blocks = (run.num_slots() + keys - 1) / keys;
     first_seen = seen_from(run, run.start_slot, call.window).low;
     sink_end = seen_from(run, run.num_slots() - 1, call.window).sink;
@@ -114,7 +114,7 @@ struct Tiles {
 
   // Scores of up to 16 (row, head) pairs of a block → weights, with their running maxima and sums, and what was summed before
   // put on the new maximum. `slot`: of pair 0's row, pair p's row being (p + ahead) / group further on.
-  void weigh(float* scores, long count, long columns, long first, long slot, long ahead, T* weights, float* best, float* total, float* sums) const {
+  void weigh(float* scores, long count, long columns, long first, long slot, long ahead, L* weights, float* best, float* total, float* sums) const {
     const __m512 scale = _mm512_set1_ps(call.cap > 0 ? 1.0f : call.scale), least = _mm512_set1_ps(kNever);
     __m512 each[16];
     for (auto& one : each) one = least;
@@ -158,20 +158,20 @@ struct Tiles {
 
   void attend(long kv, long tile, const uint32_t* key_blocks, const uint32_t* value_blocks) const {
     static thread_local Scratch<float> floats;
-    static thread_local Scratch<T> numbers;
+    static thread_local Scratch<L> numbers;
     const long group = call.group(), first_row = tile * tile_rows, some = std::min(tile_rows, (long)run.num_rows - first_row);
     const long used = some * group, m = (used + 15) / 16 * 16, ldq = words * Word::kPer;  // pairs beyond `used` come out unused
     float* scores = floats.at_least(kRowsAtOnce * score_stride + m * (width + 2));
     float *sums = scores + kRowsAtOnce * score_stride, *best = sums + m * width, *total = best + m;
-    T* query = numbers.at_least(m * ldq + kRowsAtOnce * weight_stride);
-    T* weights = query + m * ldq;
+    L* query = numbers.at_least(m * ldq + kRowsAtOnce * weight_stride);
+    L* weights = query + m * ldq;
     std::fill(sums, sums + m * width, 0.0f);
     std::fill(best, best + m, kNever);
     std::fill(total, total + m, 0.0f);
-    std::memset(query, 0, m * ldq * sizeof(T));
+    std::memset(query, 0, m * ldq * sizeof(L));
     for (long i = 0; i < used; ++i) {
       const T* from = call.q + (run.first_row + first_row + i / group) * call.q_stride + (kv * group + i % group) * call.d;
-      std::memcpy(query + i * ldq, from, call.d * sizeof(T));
+      for (long n = 0; n < call.d; n += 16) store(query + i * ldq + n, load(from + n, call.d - n), call.d - n);
     }
     const long start = run.start_slot + first_row;
     const long low = seen_from(run, start, call.window).low, high = run.is_causal ? start + some : run.num_slots();
@@ -185,14 +185,14 @@ struct Tiles {
         if (first >= seen_to) continue;
         const long columns = std::min(keys, (seen_to - first + kColumns - 1) / kColumns * kColumns);
         for (long at = 0; at < columns; at += kColumns) {
-          gemm<T>(whole, kColumns, ldq, query + row * ldq, ldq, own_keys + at * words, kColumns, scores + at, score_stride, false);
+          gemm<T, L>(whole, kColumns, ldq, query + row * ldq, ldq, own_keys + at * words, kColumns, scores + at, score_stride, false);
         }
         for (long i = 0; i < rows; i += 16) {
           const long pair = row + i;
           weigh(scores + i * score_stride, std::min(16L, rows - i), columns, first, start + pair / group, pair % group,
                 weights + i * weight_stride, best + pair, total + pair, sums + pair * width);
         }
-        gemm<T>(whole, width, columns, weights, weight_stride, own_values, width, sums + row * width, width, true);
+        gemm<T, L>(whole, width, columns, weights, weight_stride, own_values, width, sums + row * width, width, true);
       }
     }
     for (long i = 0; i < used; ++i) {
@@ -205,10 +205,10 @@ struct Tiles {
 
 }  // namespace
 
-template <class T>
+template <class T, class L>
 void attend_many_rows(const Attention<T>& call, long index) {
   static thread_local Scratch<uint32_t> packed_memory;
-  const Tiles<T> tiles(call, call.runs[index]);
+  const Tiles<T, L> tiles(call, call.runs[index]);
   const long at_once = std::clamp((long)(kPackedBytes / (4 * tiles.head_size())), 1L, call.kv_heads);
   uint32_t* packed = packed_memory.at_least(at_once * tiles.head_size());
   for (long kv = 0; kv < call.kv_heads; kv += at_once) {
@@ -234,7 +234,8 @@ void attend_many_rows(const Attention<T>& call, long index) {
   }
 }
 
-template void attend_many_rows<float>(const Attention<float>&, long);
-template void attend_many_rows<bf16>(const Attention<bf16>&, long);
+template void attend_many_rows<float, float>(const Attention<float>&, long);
+template void attend_many_rows<bf16, bf16>(const Attention<bf16>&, long);
+template void attend_many_rows<bf16, float>(const Attention<bf16>&, long);
 
 }  // namespace shoal
