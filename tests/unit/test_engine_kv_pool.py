@@ -66,6 +66,24 @@ def test_pack_and_unpack_between_pools_of_different_block_size(dtype: DType, in_
         assert int(sink.data.count_nonzero()) == int(kv[start:stop].count_nonzero())  # and nothing else
 
 
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 128])  # rows of whole cache lines are written past the caches, others not
+def test_entries_larger_than_a_cache(head_dim: int) -> None:
+    shape = replace(SHAPE, head_dim=head_dim)
+    source, sink = KvPool(shape, 3 * 400, 16, DType.BFLOAT16), KvPool(shape, 3 * 200, 32, DType.BFLOAT16)
+    if source.kernels is None:
+        pytest.skip("the kernels cannot run here")
+    source.data.normal_()
+    mine, theirs = table(range(3), 400, 16), table(range(3), 200, 32)
+    start, stop = 5, 6391
+    wire, back = (torch.zeros((stop - start) * 8 * head_dim, dtype=torch.uint8) for _ in range(2))
+    source.pack(mine, 1, start, stop, wire)
+    assert wire.numel() > 1 << 20
+    sink.unpack(theirs, 1, start, stop, wire)
+    sink.kernels = None  # so that another way reads what was written
+    sink.pack(theirs, 1, start, stop, back)
+    assert torch.equal(wire, back) and int(sink.data.count_nonzero()) == int(wire.view(torch.bfloat16).count_nonzero())
+
+
 @pytest.mark.parametrize("by_kernel", [False, True])
 def test_wrong_buffers_and_slots_are_refused(by_kernel: bool) -> None:
     pool, own = KvPool(SHAPE, 40, 4, DType.FLOAT32), table(range(3), 2, 4)
