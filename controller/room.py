@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from shoal.config.memory import usable_memory_bytes
 from shoal.config.serve import ServeConfig
 from shoal.config.worker import Pool
 from shoal.controller.names import ActorResources
@@ -43,13 +44,11 @@ def check_memory(config: ServeConfig, num_workers: int) -> None:
     """Pools on this machine's own memory, which is taken whole when workers start: too much would have them killed."""
     if config.ray_address or config.transfer_backend == "nccl":
         return
-    import psutil  # here: part of the `serve` extra
-
-    total = psutil.virtual_memory().total
-    if num_workers * config.kv_memory > total:
+    usable_bytes, whose = usable_memory_bytes()
+    if num_workers * config.kv_memory > usable_bytes:
         raise InvalidConfig(
-            f"the KV pools of {num_workers} workers may take {num_workers * config.kv_memory / 1e9:.1f} GB, this machine has "
-            f"{total / 1e9:.1f} GB; lower --kv-memory or the number of workers"
+            f"the KV pools of {num_workers} workers may take {num_workers * config.kv_memory / 1e9:.1f} GB, {whose} has "
+            f"{usable_bytes / 1e9:.1f} GB; lower --kv-memory or the number of workers"
         )
 
 

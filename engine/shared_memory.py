@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from shoal.engine.mapped_file import LARGE_PAGE_BYTES, gather_large_pages, map_file
+from shoal.config.memory import usable_memory_bytes
 from shoal.errors import InvalidConfig, Mismatch
 
 _HEADER_BYTES: Final = LARGE_PAGE_BYTES  # so that the data begins at a large page
@@ -55,9 +56,9 @@ class SharedMemory:
         """Raises InvalidConfig where there is no such memory."""
         if not sys.platform.startswith("linux"):
             raise InvalidConfig("transfer.backend 'shared-memory' needs Linux; choose 'gloo'")
-        has_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if num_bytes > has_bytes:  # the kernel gives a file any size, and ends the process that fills it
-            raise _unavailable(num_bytes, f"the machine has {has_bytes / 1e9:.1f} GB")
+        usable_bytes, whose = usable_memory_bytes()
+        if num_bytes > usable_bytes:  # the kernel gives a file any size, and ends the process that fills it
+            raise _unavailable(num_bytes, f"{whose} has {usable_bytes / 1e9:.1f} GB")
         try:
             self._descriptor = os.memfd_create("shoal-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(self._descriptor, _HEADER_BYTES + num_bytes)
