@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shoal.engine.mapped_file import LARGE_PAGE_BYTES, gather_large_pages, map_file
 from shoal.config.memory import usable_memory_bytes
+from shoal.engine.mapped_file import LARGE_PAGE_BYTES, gather_large_pages, map_file
 from shoal.errors import InvalidConfig, Mismatch
 
 _HEADER_BYTES: Final = LARGE_PAGE_BYTES  # so that the data begins at a large page
