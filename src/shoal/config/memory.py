@@ -30,12 +30,15 @@ def _limits(cgroups: Path, own: Path) -> Iterator[int]:
             root, name = cgroups / "memory", "memory.limit_in_bytes"
         else:
             continue
-        group = root / path.lstrip("/")
-        while group.is_relative_to(root):  # a container that sees only its own groups finds them at the root
-            try:
-                yield int((group / name).read_text())
-            except (OSError, ValueError):  # no such group here, or "max"
-                pass
-            if group == root:
-                break
-            group = group.parent
+        leaf = root / path.lstrip("/")  # a container that sees only its own groups finds them at the root
+        for group in (leaf, *leaf.parents):
+            if group.is_relative_to(root) and (limit := _read(group / name)) is not None:
+                yield limit
+
+
+def _read(path: Path) -> int | None:
+    """None for "max", and where there is no such group."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
