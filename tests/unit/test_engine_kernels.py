@@ -107,6 +107,42 @@ def test_attention(
         assert worst < TOLERANCE[dtype], run
 
 
+def attend_one(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The last rows of a context of one head, q [rows, 64], over K and V [slots, 64], a multiple of 16."""
+    num_slots = len(keys)
+    data = torch.stack([keys, values]).view(2, 1, num_slots // 16, 16, 64).permute(2, 0, 1, 3, 4).contiguous()
+    ids = np.arange(num_slots // 16, dtype=np.int32)[None]
+    run = QueryRun(0, len(q), num_slots - len(q), ids, SlotGeometry())
+    rows_view = data.view(-1, 64)
+    prepared = attention_backend("native").prepare([run], None, shape(1, 1, 64), rows_view, 16)
+    return prepared.attend(q[:, None].contiguous(), None, rows_view, 0)[:, 0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [1, 16])
+def test_a_long_context_weighs_no_more_than_one(threads: int, dtype: DType, num_rows: int) -> None:
+    """Each of 128 blocks of keys once took a little from the sum of weights alone."""
+    keys = torch.zeros(32_768, 64)
+    keys[0, 0] = 40.0  # with q: 5 nats above the others, from the first block on
+    q = torch.zeros(num_rows, 64)
+    q[:, 0] = 1.0
+    out = attend_one(*(t.to(DTYPES[dtype]) for t in (q, keys, torch.ones(32_768, 64))))
+    assert (out.double() - 1).abs().max() < 1e-3  # what sums of so many floats lose is 3e-4
+
+
+@pytest.mark.parametrize("num_rows", [1, 16])
+def test_what_is_denormal_is_zero(threads: int, num_rows: int) -> None:
+    """A weight 95 nats below the best, or such a value, takes a product of floats a hundred times as long: it is flushed."""
+    keys = torch.full((512, 64), 0.0)
+    keys[1:, 0] = -760.0
+    q = torch.zeros(num_rows, 64)
+    q[:, 0] = 1.0  # scores 0 and −95, scaled by 1 / 8
+    values = torch.full((512, 64), 1e36)  # times e^−95, 511 of them: 0.03
+    values[0] = 1e-39
+    out = attend_one(*(t.bfloat16() for t in (q, keys, values)))
+    assert not out.any()
+
+
 def config(dims: ModelShape, bias: bool, norms: bool) -> DecoderConfig:
     return DecoderConfig(
         shape=dims,

@@ -235,6 +235,7 @@ void attend_rows(const Attention<T>& call, const std::vector<long>& which) {
   State* states = shared_states.at_least(num_states * call.heads + 1);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(call.num_threads) if (parts.size() > 1)
   for (size_t i = 0; i < parts.size(); ++i) {
+    const FlushScope flush;
     const Part& part = parts[i];
     if (part.state >= 0) {
       kernel.run(part, states + part.state * call.heads, partial + part.state * per_state);
@@ -245,6 +246,7 @@ void attend_rows(const Attention<T>& call, const std::vector<long>& which) {
       kernel.finish(call.runs[part.run].first_row + part.row, mine, sums);
     }
   }
+  const FlushScope flush;
   for (size_t i = 0; i < parts.size();) {  // join the parts of one row into its first
     size_t end = i + 1;
     while (end < parts.size() && parts[end].run == parts[i].run && parts[end].row == parts[i].row) ++end;

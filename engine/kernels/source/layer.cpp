@@ -103,6 +103,7 @@ void project(const Project& p) {
   {
     static thread_local Scratch<float> floats;
     static thread_local Scratch<L> numbers;
+    const FlushScope flush;
     const TileScope tiles;
     float* c = floats.at_least(whole_tiles(cut.tile) * unit);
     L* x = cut.by_rows ? numbers.at_least(whole_tiles(cut.tile) * ldx) : shared_x;
@@ -148,6 +149,7 @@ void finish(const Finish& f) {
   {
     static thread_local Scratch<float> floats;
     static thread_local Scratch<L> numbers;
+    const FlushScope flush;
     const TileScope tiles;
     float* c = floats.at_least(most * (cut.by_rows ? kPanel + planes * hidden : kPanel));
     float* middle = cut.by_rows ? c + most * kPanel : shared_middle;

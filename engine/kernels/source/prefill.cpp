@@ -130,12 +130,13 @@ struct Tiles {
       each[r] = _mm512_max_ps(even, odd);
     }
     const __m512 before = _mm512_loadu_ps(best), after = _mm512_max_ps(before, _mm512_mul_ps(max_each(each), scale));
-    const __m512 factor = exp2<T>(_mm512_sub_ps(before, after));
+    // Exactly 1 where the maximum stayed: exp2<T>(0) is a little less, and would be applied with every block.
+    const __mmask16 moved = _mm512_cmp_ps_mask(after, before, _CMP_GT_OQ);
+    const __m512 factor = _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), moved, exp2<T>(_mm512_sub_ps(before, after)));
     alignas(64) float factors[16], origins[16];
     _mm512_store_ps(factors, factor);
     _mm512_store_ps(origins, _mm512_max_ps(after, _mm512_set1_ps(kNever * 1e-3f)));  // so that a row that sees nothing yet weighs nothing
     _mm512_storeu_ps(best, after);
-    const __mmask16 moved = _mm512_cmp_ps_mask(after, before, _CMP_GT_OQ);
     for (auto& one : each) one = _mm512_setzero_ps();
     for (long r = 0; r < count; ++r) {
       if (moved >> r & 1) {
@@ -216,6 +217,7 @@ void attend_many_rows(const Attention<T>& call, long index) {
     const long num_packs = some * tiles.num_blocks, num_tiles = some * tiles.num_tiles();
 #pragma omp parallel num_threads(call.num_threads)
     {
+      const FlushScope flush;
       const TileScope scope;
 #pragma omp for schedule(dynamic, 1)
       for (long i = 0; i < num_packs; ++i) {
