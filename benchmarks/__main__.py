@@ -107,7 +107,7 @@ def main() -> int:
     page = (given.report or options.folder / "report.md").resolve()
     page.parent.mkdir(parents=True, exist_ok=True)
     try:
-        pictures = plots.draw((table for result in results.values() for table in result.tables), page.parent / "benchmarks")
+        pictures = plots.draw((table for result in results.values() for table in result.tables), page.with_suffix(""))
     except ImportError:
         print("no pictures: matplotlib is not installed (pip install 'shoal[bench]')", file=sys.stderr)
         pictures = {}
