@@ -26,7 +26,7 @@ def has_amx() -> bool:
 
 def widens_bfloat16() -> bool:
     """Whether bfloat16 is multiplied faster as floats: Intel's take two cycles for a product of bfloat16 words, half of one for
-    one of floats (measured on Xeons of the fourth and fifth generation); AMD's Zen 4 takes one."""
+    one of floats (measured on a Xeon of the fifth generation); AMD's Zen 4 takes one."""
     return _described("vendor_id") == "GenuineIntel"
 
 
