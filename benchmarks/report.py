@@ -40,7 +40,8 @@ def circumstances(options: Options) -> dict[str, str]:
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
     ).stdout.strip()
-    setting = f"{options.model}, {options.dtype}, {options.threads} threads, {options.repeats} repetitions after one to warm up"
+    repeats = f"{options.repeats} repetition{'' if options.repeats == 1 else 's'} after one to warm up"
+    setting = f"{options.model}, {options.dtype}, {options.threads} threads, {repeats}"
     now = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
     return {"commit": commit or "unknown", "when": now, "machine": machine(), "setting": setting}
 
@@ -70,9 +71,10 @@ def write_results(path: Path, results: Mapping[str, SectionResult]) -> None:
 def write_report(path: Path, results: Mapping[str, SectionResult], order: Iterable[str], plots: Mapping[str, Path]) -> None:
     """The page, sections in `order`; `plots`: table title → picture. Sections without results stay as the page has them."""
     written = _written(path)
+    guide = "[performance.md](performance.md)" if path.with_name("performance.md").exists() else "docs/performance.md"
     parts = [
         "# Benchmarks",
-        "Written by `make bench` (`python -m benchmarks`); [performance.md](performance.md) says what the figures mean and how "
+        f"Written by `make bench` (`python -m benchmarks`); {guide} says what the figures mean and how "
         "to install the peers. Median (least–most); all engines run on the same weights, type, threads and prompts, in turn, "
         "each in a process of its own that is stopped while another one is measured.",
     ]
