@@ -66,7 +66,7 @@ def test_pack_and_unpack_between_pools_of_different_block_size(dtype: DType, in_
         assert int(sink.data.count_nonzero()) == int(kv[start:stop].count_nonzero())  # and nothing else
 
 
-@pytest.mark.parametrize("head_dim", [32, 64, 80, 128])  # rows of whole cache lines are written past the caches, others not
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 128, 256])  # rows of whole cache lines are written past the caches, others not
 def test_entries_larger_than_a_cache(head_dim: int) -> None:
     shape = replace(SHAPE, head_dim=head_dim)
     source, sink = KvPool(shape, 3 * 400, 16, DType.BFLOAT16), KvPool(shape, 3 * 200, 32, DType.BFLOAT16)

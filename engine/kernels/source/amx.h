@@ -18,20 +18,22 @@ inline bool tiled() {
   return sizeof(T) == 2 && use_amx;
 }
 
-// Configures the thread's tiles, and gives them back: a thread that holds some is slower to switch.
-class TileScope {
+// What a thread's products need: denormal numbers as zeros, and its tiles, given back at the end: a thread that holds some is
+// slower to switch.
+class ProductScope {
  public:
-  TileScope() {
+  ProductScope() {
     if (!use_amx) return;
     alignas(64) uint8_t config[64] = {1};
     for (int tile = 0; tile < 8; ++tile) config[16 + 2 * tile] = 64, config[48 + tile] = kTileRows;
     asm volatile("ldtilecfg %0" ::"m"(config));
   }
-  ~TileScope() {
+  ~ProductScope() {
     if (use_amx) _tile_release();
   }
-  TileScope(const TileScope&) = delete;
-  TileScope& operator=(const TileScope&) = delete;
+
+ private:
+  FlushScope flush_;  // not to be copied either
 };
 
 // Rows to multiply: what lies behind the last row, up to a whole tile, must be readable and comes out behind it.

@@ -12,12 +12,6 @@
 
 namespace shoal {
 
-// Whether left sides of products with T are floats.
-template <class T>
-inline bool widened() {
-  return sizeof(T) == 2 && use_floats;
-}
-
 // Calls f with a T or a float, of the type that left sides of products with T have.
 template <class T, class F>
 inline auto with_left(F f) {
@@ -125,7 +119,7 @@ inline void loop_gemm(long m, long n, long k, const L* a, long lda, const uint32
   }
 }
 
-// The same; with the tile unit, within a TileScope, m must be a multiple of 16.
+// The same; with the tile unit, within a ProductScope, m must be a multiple of 16.
 template <class T, class L>
 inline void gemm(long m, long n, long k, const L* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
   if constexpr (sizeof(L) == 2) {

@@ -69,8 +69,7 @@ void score(const T* x, const T* norm, const T* head, float* out, long rows, long
 #pragma omp parallel num_threads(num_threads)
     {
       static thread_local Scratch<float> sums;
-      const FlushScope flush;
-      const TileScope tiles;
+      const ProductScope scope;
       float* c = sums.at_least(kChunk * columns);
 #pragma omp for schedule(dynamic, 16)
       for (long chunk = 0; chunk < (vocab + kChunk - 1) / kChunk; ++chunk) {

@@ -103,8 +103,7 @@ void project(const Project& p) {
   {
     static thread_local Scratch<float> floats;
     static thread_local Scratch<L> numbers;
-    const FlushScope flush;
-    const TileScope tiles;
+    const ProductScope scope;
     float* c = floats.at_least(whole_tiles(cut.tile) * unit);
     L* x = cut.by_rows ? numbers.at_least(whole_tiles(cut.tile) * ldx) : shared_x;
     auto heads_of = [&](long index, long first, long rows) {  // one unit: some panels, and the heads that they make
@@ -141,27 +140,26 @@ void finish(const Finish& f) {
   static thread_local Scratch<L> shared_numbers;
   const long hidden = f.output.n, from = f.output.k, width = f.down.k, ldn = spread<L>(hidden), lda = spread<L>(width);
   const Cut cut(f.rows, f.num_threads, tiled<L>());
-  const long own = std::is_same_v<T, L> ? 0 : from;  // of a row of `attended`, copied as what products take
+  const long copied_width = std::is_same_v<T, L> ? 0 : from;  // of a row of `attended`, copied as what products take
   const long most = whole_tiles(cut.tile), planes = f.mlp_norm ? 2 : 1;  // with branch norms the MLP's sums are kept too
   float* shared_middle = cut.by_rows ? nullptr : shared_sums.at_least(planes * f.rows * hidden);
-  L* shared_normed = cut.by_rows ? nullptr : shared_numbers.at_least(most * (ldn + lda + own));
+  L* shared_normed = cut.by_rows ? nullptr : shared_numbers.at_least(most * (ldn + lda + copied_width));
 #pragma omp parallel num_threads((int)f.num_threads)
   {
     static thread_local Scratch<float> floats;
     static thread_local Scratch<L> numbers;
-    const FlushScope flush;
-    const TileScope tiles;
+    const ProductScope scope;
     float* c = floats.at_least(most * (cut.by_rows ? kPanel + planes * hidden : kPanel));
     float* middle = cut.by_rows ? c + most * kPanel : shared_middle;
     float* sums = middle + (cut.by_rows ? most : (long)f.rows) * hidden;  // only with branch norms
-    L* normed = cut.by_rows ? numbers.at_least(most * (ldn + lda + own)) : shared_normed;
+    L* normed = cut.by_rows ? numbers.at_least(most * (ldn + lda + copied_width)) : shared_normed;
     L *active = normed + most * ldn, *copied = active + most * lda;
     auto copy_attended = [&](long first, long row) {
       const T* x = static_cast<const T*>(f.attended) + (first + row) * from;
-      for (long i = 0; i < own; i += 16) store(copied + row * from + i, load(x + i, own - i), own - i);
+      for (long i = 0; i < from; i += 16) store(copied + row * from + i, load(x + i, from - i), from - i);
     };
     auto output = [&](long panel, long first, long rows) {
-      const L* attended = own ? copied : static_cast<const L*>(f.attended) + first * from;
+      const L* attended = copied_width ? copied : static_cast<const L*>(f.attended) + first * from;
       multiply<T>(f.output, panel, attended, from, rows, c, kPanel, [&](long row, long some) {
         add_rows(c, row, some, panel, hidden, f.attention_norm ? nullptr : static_cast<const T*>(f.x) + first * hidden, middle);
       });
@@ -195,7 +193,7 @@ void finish(const Finish& f) {
 #pragma omp for schedule(dynamic, 1) nowait
       for (long tile = 0; tile < cut.num_tiles; ++tile) {
         const long first = tile * cut.tile, rows = std::min(cut.tile, (long)f.rows - first);
-        for (long r = 0; own && r < rows; ++r) copy_attended(first, r);
+        for (long r = 0; copied_width && r < rows; ++r) copy_attended(first, r);
         for (long panel = 0; panel < f.output.num_panels(); ++panel) output(panel, first, rows);
         for (long r = 0; r < rows; ++r) norm_middle(first, r);
         for (long panel = 0; panel < f.gate_up.num_panels(); ++panel) gate_up(panel, rows);
@@ -205,7 +203,7 @@ void finish(const Finish& f) {
         for (long r = 0; f.mlp_norm && r < rows; ++r) end_row(first, r);
       }
     } else {
-      if (own) {
+      if (copied_width) {
 #pragma omp for schedule(static)
         for (long r = 0; r < f.rows; ++r) copy_attended(0, r);
       }

@@ -26,8 +26,8 @@ struct Tiles {
 
   Tiles(const Attention<T>& call, const Run& run)
       : call(call), run(run), ids(run.ids(call.layer)), words(call.d / Word::kPer), width((call.d + 15) / 16 * 16) {
-    if (tiled<T>()) words = (words + 15) / 16 * 16;
-    tile_rows = std::max(1L, (tiled<T>() ? 192 : 48) / call.group());
+    if (tiled<L>()) words = (words + 15) / 16 * 16;
+    tile_rows = std::max(1L, (tiled<L>() ? 192 : 48) / call.group());
     keys = 256;
     score_stride = keys + 16, weight_stride = keys + 64 / (long)sizeof(L);
     num_blocks = (run.num_slots() + keys - 1) / keys;
@@ -217,8 +217,7 @@ void attend_many_rows(const Attention<T>& call, long index) {
     const long num_packs = some * tiles.num_blocks, num_tiles = some * tiles.num_tiles();
 #pragma omp parallel num_threads(call.num_threads)
     {
-      const FlushScope flush;
-      const TileScope scope;
+      const ProductScope scope;
 #pragma omp for schedule(dynamic, 1)
       for (long i = 0; i < num_packs; ++i) {
         uint32_t* head = packed + i / tiles.num_blocks * tiles.head_size();

@@ -12,7 +12,7 @@ template <int64_t BYTES, bool PAST>
 void copy_rows(char* to, int64_t to_stride, const char* from, int64_t from_stride, int64_t rows, int64_t bytes) {
     for (int64_t row = 0; row < rows; ++row, to += to_stride, from += from_stride) {
         if constexpr (PAST) {
-            for (int64_t at = 0; at < BYTES; at += 64) _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at), _mm512_loadu_si512(from + at));
+            for (int64_t at = 0; at < (BYTES ? BYTES : bytes); at += 64) _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at), _mm512_loadu_si512(from + at));
         } else {
             std::memcpy(to, from, BYTES ? BYTES : bytes);
         }
@@ -36,7 +36,7 @@ CopyRows copy_rows_of(int64_t bytes, bool past) {
         case 64: return past ? copy_rows<64, true> : copy_rows<64, false>;
         case 128: return past ? copy_rows<128, true> : copy_rows<128, false>;
         case 256: return past ? copy_rows<256, true> : copy_rows<256, false>;
-        default: return copy_rows<0, false>;
+        default: return past ? copy_rows<0, true> : copy_rows<0, false>;
     }
 }
 
@@ -48,7 +48,7 @@ constexpr int64_t kPastBytes = 1 << 20;  // of one call
 // start … stop - 1, from the one that holds `start` on. sizes: start, stop, heads, block_size, bytes of a row.
 extern "C" void shoal_copy_slots(char* pool, char* wire, const int32_t* ids, const int64_t* sizes, int to_wire) {
     const int64_t start = sizes[0], stop = sizes[1], heads = sizes[2], block_size = sizes[3], row = sizes[4];
-    const bool is_whole_lines = (row == 64 || row == 128 || row == 256) && reinterpret_cast<uintptr_t>(pool) % 64 == 0;
+    const bool is_whole_lines = row % 64 == 0 && reinterpret_cast<uintptr_t>(pool) % 64 == 0;
     const bool past = !to_wire && is_whole_lines && (stop - start) * heads * row >= kPastBytes;
     const CopyRows copy = copy_rows_of(row, past);
     for (int64_t slot = start; slot < stop;) {
