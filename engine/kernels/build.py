@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from shoal.engine.kernels.cpu import cpu_features
+from shoal.engine.kernels.cpu import InstructionSet, cpu_features
 from shoal.model_files.cache import cache_root
 
 SOURCES = Path(__file__).parent / "source"
@@ -23,8 +23,6 @@ _FLAGS = (
     "-std=c++20",
     "-fPIC",
     "-fopenmp",
-    "-march=x86-64-v4",
-    "-mavx512bf16",
     "-mamx-tile",
     "-mamx-bf16",
     "-fno-math-errno",
@@ -32,6 +30,10 @@ _FLAGS = (
     "-DNDEBUG",
     "-w",
 )
+_TARGETS = {
+    InstructionSet.AVX512: ("-march=x86-64-v4", "-mavx512bf16"),
+    InstructionSet.AVX2: ("-march=x86-64-v3",),
+}
 _TIMEOUT_S = 600
 
 
@@ -39,14 +41,15 @@ class BuildFailed(Exception):
     """No library; the message says why, in one line."""
 
 
-def build(folder: Path | None = None) -> Path:
-    """The compiled library, made now if it is not there yet. Raises BuildFailed."""
+def build(instructions: InstructionSet, folder: Path | None = None) -> Path:
+    """The library compiled for these instructions, made now if it is not there yet. Raises BuildFailed."""
     compiler = shutil.which(os.environ.get("CXX") or "g++")
     if compiler is None:
         raise BuildFailed("no C++ compiler found (g++, or the one CXX names)")
     folder = folder or cache_root() / "kernels"
+    flags = (*_FLAGS, *_TARGETS[instructions])
     try:
-        target = folder / f"shoal-kernels-{_digest(compiler)}.so"
+        target = folder / f"shoal-kernels-{_digest(compiler, flags)}.so"
         if target.exists():
             return target
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,26 +57,26 @@ def build(folder: Path | None = None) -> Path:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.exists():
                 with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                    os.replace(_compile(compiler, Path(scratch)), target)
+                    os.replace(_compile(compiler, flags, Path(scratch)), target)
         return target
     except OSError as error:
         raise BuildFailed(f"cannot use the cache folder {folder}: {error.strerror}; set SHOAL_CACHE_DIR") from error
 
 
-def _digest(compiler: str) -> str:
+def _digest(compiler: str, flags: tuple[str, ...]) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_TIMEOUT_S, check=False).stdout
-    parts = [version, " ".join(_FLAGS).encode(), torch.__version__.encode(), " ".join(sorted(cpu_features())).encode()]
+    parts = [version, " ".join(flags).encode(), torch.__version__.encode(), " ".join(sorted(cpu_features())).encode()]
     for path in sorted(SOURCES.iterdir()):
         if path.suffix in (".cpp", ".h"):
             parts += [path.name.encode(), path.read_bytes()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
-def _compile(compiler: str, scratch: Path) -> Path:
+def _compile(compiler: str, flags: tuple[str, ...], scratch: Path) -> Path:
     """All sources at the same time, and one library of them."""
     jobs: dict[str, subprocess.Popen[str]] = {}
     for source in sorted(SOURCES.glob("*.cpp")):
-        command = [compiler, *_FLAGS, "-c", str(source), "-o", str(scratch / f"{source.stem}.o")]
+        command = [compiler, *flags, "-c", str(source), "-o", str(scratch / f"{source.stem}.o")]
         jobs[source.stem] = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     failed = {name: text for name, job in jobs.items() if (text := _finish(job))}
     if failed:

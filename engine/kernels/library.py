@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from shoal.engine.kernels.build import BuildFailed, build
-from shoal.engine.kernels.cpu import has_amx, missing_features, widens_bfloat16
+from shoal.engine.kernels.cpu import InstructionSet, has_amx, missing_features, widens_bfloat16
 from shoal.engine.kernels.structures import StageArgs
+from shoal.errors import InvalidConfig
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +29,7 @@ class Kernels:
 
     library: ctypes.CDLL
     path: Path
+    instructions: InstructionSet
     uses_amx: bool  # for large bfloat16 products
     uses_floats: bool  # for all bfloat16 products of layers and long prompts
 
@@ -97,15 +100,37 @@ def kernels_or_none() -> Kernels | None:
 
 @cache
 def kernels() -> Kernels:
-    """Build if needed, load, once per process. Raises KernelsUnavailable."""
-    missing = missing_features()
-    if missing:
-        raise KernelsUnavailable(f"the CPU lacks {', '.join(missing)}")
+    """Build if needed, load, once per process. Raises KernelsUnavailable; InvalidConfig for a SHOAL_INSTRUCTIONS that is none."""
+    instructions = _instructions()
     try:
-        path = build()
+        path = build(instructions)
         library = ctypes.CDLL(str(path))
     except (BuildFailed, OSError) as error:
         raise KernelsUnavailable(str(error)) from error
+    _declare(library)
+    may_use_amx = instructions is InstructionSet.AVX512 and has_amx()
+    uses_amx = may_use_amx and bool(library.shoal_use_amx(True))
+    if may_use_amx and not uses_amx:
+        _log.warning("the system does not let this process use AMX; large bfloat16 products take several times as long")
+    uses_floats = not uses_amx and (instructions is InstructionSet.AVX2 or widens_bfloat16())
+    library.shoal_use_floats(uses_floats)
+    return Kernels(library, path, instructions, uses_amx, uses_floats)
+
+
+def _instructions() -> InstructionSet:
+    """The best that this processor has, or what SHOAL_INSTRUCTIONS names."""
+    named = os.environ.get("SHOAL_INSTRUCTIONS")
+    if named is not None and named not in list(InstructionSet):
+        raise InvalidConfig(f"SHOAL_INSTRUCTIONS is {named!r}; known: {', '.join(InstructionSet)}")
+    allowed = list(InstructionSet) if named is None else [InstructionSet(named)]
+    missing = {instructions: missing_features(instructions) for instructions in allowed}
+    for instructions, lacks in missing.items():
+        if not lacks:
+            return instructions
+    raise KernelsUnavailable(f"the CPU lacks {', '.join(missing[allowed[-1]])}")
+
+
+def _declare(library: ctypes.CDLL) -> None:
     pointer = ctypes.c_void_p
     library.shoal_attend.argtypes = [ctypes.c_int, pointer, pointer, pointer, pointer, pointer, ctypes.c_float, ctypes.c_float]
     library.shoal_score.argtypes = [ctypes.c_int, pointer, pointer, pointer, pointer, pointer, ctypes.c_float]
@@ -116,9 +141,3 @@ def kernels() -> Kernels:
         getattr(library, f"shoal_{name}").restype = None
     library.shoal_phase_seconds.argtypes = [pointer]
     library.shoal_phase_seconds.restype = None
-    uses_amx = has_amx() and bool(library.shoal_use_amx(True))
-    if has_amx() and not uses_amx:
-        _log.warning("the system does not let this process use AMX; large bfloat16 products take several times as long")
-    uses_floats = not uses_amx and widens_bfloat16()
-    library.shoal_use_floats(uses_floats)
-    return Kernels(library, path, uses_amx, uses_floats)

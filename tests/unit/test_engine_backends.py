@@ -13,6 +13,7 @@ from shoal.engine.backends import choose_backend
 from shoal.engine.decoder import Decoder, HeldLayers
 from shoal.engine.kernels import KernelsUnavailable, build, library
 from shoal.engine.kernels.build import BuildFailed
+from shoal.engine.kernels.cpu import InstructionSet
 from shoal.errors import InvalidConfig
 from shoal.metrics import exposition
 from shoal.types import DType
@@ -65,16 +66,43 @@ def test_auto_is_native_where_it_works() -> None:
         assert str(Decoder.load(model, dtype=dtype, held=held)[0].backend) == "native"
 
 
-def test_a_cpu_without_the_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "missing_features", lambda: ["avx512_bf16"])
-    with pytest.raises(KernelsUnavailable, match="the CPU lacks avx512_bf16"):
+@pytest.mark.parametrize(
+    ("lacking", "expected"),
+    [
+        ({}, "avx512"),
+        ({"avx512": ["avx512_bf16"]}, "avx2"),
+        ({"avx512": ["avx512_bf16"], "avx2": ["fma"]}, "the CPU lacks fma"),
+    ],
+)
+def test_the_best_instructions_are_taken(monkeypatch: pytest.MonkeyPatch, lacking: dict[str, list[str]], expected: str) -> None:
+    asked: list[str] = []
+
+    def refuse(instructions: InstructionSet) -> Path:
+        asked.append(instructions)
+        raise BuildFailed("not here")
+
+    monkeypatch.delenv("SHOAL_INSTRUCTIONS", raising=False)
+    monkeypatch.setattr(library, "missing_features", lambda instructions: lacking.get(instructions, []))
+    monkeypatch.setattr(library, "build", refuse)
+    with pytest.raises(KernelsUnavailable) as error:
+        library.kernels.__wrapped__()
+    assert (asked or [str(error.value)]) == [expected]
+
+
+def test_instructions_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "missing_features", lambda instructions: ["avx512f"] if instructions == "avx512" else [])
+    monkeypatch.setenv("SHOAL_INSTRUCTIONS", "avx512")
+    with pytest.raises(KernelsUnavailable, match="the CPU lacks avx512f"):
+        library.kernels.__wrapped__()
+    monkeypatch.setenv("SHOAL_INSTRUCTIONS", "sse")
+    with pytest.raises(InvalidConfig, match="SHOAL_INSTRUCTIONS is 'sse'; known: avx512, avx2"):
         library.kernels.__wrapped__()
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(BuildFailed, match="no C\\+\\+ compiler"):
-        build.build(tmp_path)
+        build.build(InstructionSet.AVX2, tmp_path)
 
 
 def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -83,20 +111,20 @@ def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     with pytest.raises(BuildFailed, match="no such instruction"):
-        build.build(tmp_path / "cache")
+        build.build(InstructionSet.AVX2, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("*.so"))
 
 
 def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BuildFailed, match="SHOAL_CACHE_DIR"):
-        build.build(tmp_path / "file" / "cache")
+        build.build(InstructionSet.AVX2, tmp_path / "file" / "cache")
 
 
 def test_builders_at_the_same_time_compile_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiled: list[str] = []
 
-    def compile_slowly(compiler: str, scratch: Path) -> Path:
+    def compile_slowly(compiler: str, flags: tuple[str, ...], scratch: Path) -> Path:
         compiled.append(compiler)
         threading.Event().wait(0.05)
         (scratch / "library.so").write_bytes(b"library")
@@ -105,7 +133,7 @@ def test_builders_at_the_same_time_compile_once(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("CXX", "true")
     monkeypatch.setattr(build, "_compile", compile_slowly)
     found: list[Path] = []
-    builders = [threading.Thread(target=lambda: found.append(build.build(tmp_path))) for _ in range(4)]
+    builders = [threading.Thread(target=lambda: found.append(build.build(InstructionSet.AVX2, tmp_path))) for _ in range(4)]
     for builder in builders:
         builder.start()
     for builder in builders:

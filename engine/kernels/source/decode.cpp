@@ -29,44 +29,43 @@ struct Kernel {
   long words;  // of one head
 
   void scores(const T* const* keys, long count, long offset, const T* q, float* out) const {
-    __m512i query[NW];
-    __mmask16 mask[NW];
+    Ints query[NW];
+    Lanes mask[NW];
     for (int w = 0; w < NW; ++w) {
       mask[w] = lanes(words - 16 * w);
-      query[w] = _mm512_maskz_loadu_epi32(mask[w], reinterpret_cast<const uint32_t*>(q) + 16 * w);
+      query[w] = load_words(reinterpret_cast<const uint32_t*>(q) + 16 * w, mask[w]);
     }
     for (long base = 0; base < count; base += 16) {
-      __m512 dots[16];
+      Floats dots[16];
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) {
         const uint32_t* key = reinterpret_cast<const uint32_t*>(keys[base + i] + offset);
-        dots[i] = Words<T>::dot(_mm512_setzero_ps(), _mm512_maskz_loadu_epi32(mask[0], key), query[0]);
+        dots[i] = Words<T>::dot(zeros(), load_words(key, mask[0]), query[0]);
 #pragma GCC unroll 16
         for (int w = 1; w < NW; ++w) {
-          dots[i] = Words<T>::dot(dots[i], _mm512_maskz_loadu_epi32(mask[w], key + 16 * w), query[w]);
+          dots[i] = Words<T>::dot(dots[i], load_words(key + 16 * w, mask[w]), query[w]);
         }
       }
-      __m512 sum = _mm512_mul_ps(sum_each(dots), _mm512_set1_ps(call.scale));
+      Floats sum = sum_each(dots) * all(call.scale);
       if (call.cap > 0) sum = soft_cap<T>(sum, call.cap, 2 * 1.44269504f / call.cap);
-      sum = _mm512_mask_blend_ps(lanes(count - base), _mm512_set1_ps(kNever), sum);
-      _mm512_store_ps(out + base, sum);
+      store16(out + base, select(lanes(count - base), sum, all(kNever)));
     }
   }
 
   // Scores become weights (in T, zero beyond count); returns the factor for what was accumulated before.
   float weigh(float* scores, long count, State& state, T* weights) const {
-    __m512 best = _mm512_load_ps(scores);
-    for (long i = 16; i < count; i += 16) best = _mm512_max_ps(best, _mm512_load_ps(scores + i));
-    const float top = std::max(state.best, _mm512_reduce_max_ps(best));
-    __m512 sum = _mm512_setzero_ps();
+    Floats best = load16(scores);
+    for (long i = 16; i < count; i += 16) best = maximum(best, load16(scores + i));
+    const float top = std::max(state.best, max_all(best));
+    Floats sum = zeros();
     for (long i = 0; i < count; i += 16) {
-      __m512 p = exp2<T>(_mm512_sub_ps(_mm512_load_ps(scores + i), _mm512_set1_ps(top)));
-      sum = _mm512_add_ps(sum, p);
+      const Floats p = exp2<T>(load16(scores + i) - all(top));
+      sum = sum + p;
       store(weights + i, p, 16);
     }
     const float factor = __builtin_exp2f(state.best - top);
     state.best = top;
-    state.sum = state.sum * factor + _mm512_reduce_add_ps(sum);
+    state.sum = state.sum * factor + sum_all(sum);
     return factor;
   }
 
@@ -94,43 +93,43 @@ struct Kernel {
   template <int H>
   void gather(const T* const* keys, long count, long offset, const T* weights, const float* factors, float* sums) const {
     for (int w = 0; w < NW; ++w) {
-      const __mmask16 mask = lanes(words - 16 * w);
+      const Lanes mask = lanes(words - 16 * w);
       if constexpr (sizeof(T) == 2) {
-        __m512 low[H], high[H];
+        Floats low[H], high[H];
         for (int h = 0; h < H; ++h) {
-          low[h] = _mm512_mul_ps(_mm512_load_ps(sums + h * kLanes + 32 * w), _mm512_set1_ps(factors[h]));
-          high[h] = _mm512_mul_ps(_mm512_load_ps(sums + h * kLanes + 32 * w + 16), _mm512_set1_ps(factors[h]));
+          low[h] = load16(sums + h * kLanes + 32 * w) * all(factors[h]);
+          high[h] = load16(sums + h * kLanes + 32 * w + 16) * all(factors[h]);
         }
         for (long i = 0; i < count; i += 2) {  // an odd count: the last key comes twice, the second time with weight 0
-          const __m512i a = _mm512_maskz_loadu_epi32(mask, reinterpret_cast<const uint32_t*>(keys[i] + offset) + 16 * w);
-          const __m512i b = _mm512_maskz_loadu_epi32(mask, reinterpret_cast<const uint32_t*>(keys[i + 1] + offset) + 16 * w);
-          const __m512i first = _mm512_unpacklo_epi16(a, b), second = _mm512_unpackhi_epi16(a, b);
+          const Ints a = load_words(reinterpret_cast<const uint32_t*>(keys[i] + offset) + 16 * w, mask);
+          const Ints b = load_words(reinterpret_cast<const uint32_t*>(keys[i + 1] + offset) + 16 * w, mask);
+          const Ints first = pairs_of_first_words(a, b), second = pairs_of_last_words(a, b);
 #pragma GCC unroll 4
           for (int h = 0; h < H; ++h) {
-            int pair;
+            uint32_t pair;
             std::memcpy(&pair, weights + h * kChunk + i, 4);
-            const __m512i p = _mm512_set1_epi32(pair);
+            const Ints p = all_words(pair);
             low[h] = Words<T>::dot(low[h], first, p);
             high[h] = Words<T>::dot(high[h], second, p);
           }
         }
         for (int h = 0; h < H; ++h) {
-          _mm512_store_ps(sums + h * kLanes + 32 * w, low[h]);
-          _mm512_store_ps(sums + h * kLanes + 32 * w + 16, high[h]);
+          store16(sums + h * kLanes + 32 * w, low[h]);
+          store16(sums + h * kLanes + 32 * w + 16, high[h]);
         }
       } else {
-        __m512 sum[H];
+        Floats sum[H];
         for (int h = 0; h < H; ++h) {
-          sum[h] = _mm512_mul_ps(_mm512_load_ps(sums + h * kLanes + 16 * w), _mm512_set1_ps(factors[h]));
+          sum[h] = load16(sums + h * kLanes + 16 * w) * all(factors[h]);
         }
         for (long i = 0; i < count; ++i) {
-          const __m512i v = _mm512_maskz_loadu_epi32(mask, reinterpret_cast<const uint32_t*>(keys[i] + offset) + 16 * w);
+          const Floats v = as_floats(load_words(reinterpret_cast<const uint32_t*>(keys[i] + offset) + 16 * w, mask));
 #pragma GCC unroll 4
           for (int h = 0; h < H; ++h) {
-            sum[h] = _mm512_fmadd_ps(_mm512_castsi512_ps(v), _mm512_set1_ps(weights[h * kChunk + i]), sum[h]);
+            sum[h] = multiply_add(v, all(weights[h * kChunk + i]), sum[h]);
           }
         }
-        for (int h = 0; h < H; ++h) _mm512_store_ps(sums + h * kLanes + 16 * w, sum[h]);
+        for (int h = 0; h < H; ++h) store16(sums + h * kLanes + 16 * w, sum[h]);
       }
     }
   }
@@ -183,19 +182,17 @@ struct Kernel {
   void finish(long row, const State* states, const float* sums) const {
     T* out = call.out + row * call.heads * call.d;
     for (long h = 0; h < call.heads; ++h) {
-      const __m512 by = _mm512_set1_ps(1.0f / states[h].sum);
+      const Floats by = all(1.0f / states[h].sum);
       for (int w = 0; w < NW; ++w) {
         const float* own = sums + h * kLanes + w * 16 * Words<T>::kPer;
         T* to = out + h * call.d + w * 16 * Words<T>::kPer;
         const long left = call.d - w * 16 * Words<T>::kPer;
         if constexpr (sizeof(T) == 2) {
-          const __m512 low = _mm512_load_ps(own), high = _mm512_load_ps(own + 16);  // four of eight numbers of each lane
-          const __m512 first = _mm512_permutex2var_ps(low, _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23), high);
-          const __m512 second = _mm512_permutex2var_ps(low, _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31), high);
-          store(to, _mm512_mul_ps(first, by), left);
-          if (left > 16) store(to + 16, _mm512_mul_ps(second, by), left - 16);
+          const Floats low = load16(own), high = load16(own + 16);  // four of eight numbers of each lane
+          store(to, first_numbers(low, high) * by, left);
+          if (left > 16) store(to + 16, last_numbers(low, high) * by, left - 16);
         } else {
-          store(to, _mm512_mul_ps(_mm512_load_ps(own), by), left);
+          store(to, load16(own) * by, left);
         }
       }
     }

@@ -24,41 +24,39 @@ inline auto with_left(F f) {
 template <class T, class L, int MR, int NV>
 inline void micro(long words, const L* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
   constexpr long kPer = Words<T>::kPer;
-  __m512 sum[MR][NV];
+  Floats sum[MR][NV];
 #pragma GCC unroll 16
   for (int m = 0; m < MR; ++m)
 #pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) sum[m][v] = add ? _mm512_loadu_ps(c + m * ldc + 16 * v) : _mm512_setzero_ps();
+    for (int v = 0; v < NV; ++v) sum[m][v] = add ? load16(c + m * ldc + 16 * v) : zeros();
   for (long k = 0; k < words; ++k) {
     if constexpr (MR <= 8) {  // few rows: the right side comes from memory: ask for it early
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) _mm_prefetch(reinterpret_cast<const char*>(b + (k + 64) * ldb + 16 * v), _MM_HINT_T0);
     }
-    __m512i right[NV];
+    Ints right[NV];
 #pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) right[v] = _mm512_loadu_si512(b + k * ldb + 16 * v);
+    for (int v = 0; v < NV; ++v) right[v] = load_words(b + k * ldb + 16 * v);
     if constexpr (std::is_same_v<T, L>) {
 #pragma GCC unroll 16
       for (int m = 0; m < MR; ++m) {
         uint32_t word;
         std::memcpy(&word, a + m * lda + k * kPer, 4);
-        const __m512i left = _mm512_set1_epi32((int)word);
+        const Ints left = all_words(word);
 #pragma GCC unroll 4
         for (int v = 0; v < NV; ++v) sum[m][v] = Words<T>::dot(sum[m][v], right[v], left);
       }
     } else {
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
-        __m512 wide[NV];
+        Floats wide[NV];
 #pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) {
-          wide[v] = _mm512_castsi512_ps(half ? _mm512_and_si512(right[v], _mm512_set1_epi32((int)0xffff0000)) : _mm512_slli_epi32(right[v], 16));
-        }
+        for (int v = 0; v < NV; ++v) wide[v] = half ? second_halves(right[v]) : first_halves(right[v]);
 #pragma GCC unroll 16
         for (int m = 0; m < MR; ++m) {
-          const __m512 left = _mm512_set1_ps(a[m * lda + k * kPer + half]);
+          const Floats left = all(a[m * lda + k * kPer + half]);
 #pragma GCC unroll 4
-          for (int v = 0; v < NV; ++v) sum[m][v] = _mm512_fmadd_ps(wide[v], left, sum[m][v]);
+          for (int v = 0; v < NV; ++v) sum[m][v] = multiply_add(wide[v], left, sum[m][v]);
         }
       }
     }
@@ -66,14 +64,18 @@ inline void micro(long words, const L* a, long lda, const uint32_t* b, long ldb,
 #pragma GCC unroll 16
   for (int m = 0; m < MR; ++m)
 #pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) _mm512_storeu_ps(c + m * ldc + 16 * v, sum[m][v]);
+    for (int v = 0; v < NV; ++v) store16(c + m * ldc + 16 * v, sum[m][v]);
 }
+
+template <int NV>
+constexpr long kMostRows = NV == 1 ? kRowsOf16 : kRowsOf32;
 
 template <class T, class L, int NV>
 inline void block(long m, long words, const L* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
-#define SHOAL_ROWS(MR) \
-  case MR:             \
-    return micro<T, L, MR, NV>(words, a, lda, b, ldb, c, ldc, add);
+#define SHOAL_ROWS(MR)                      \
+  case MR:                                  \
+    if constexpr (MR <= kMostRows<NV>)      \
+      return micro<T, L, MR, NV>(words, a, lda, b, ldb, c, ldc, add);
   switch (m) {
     SHOAL_ROWS(1)
     SHOAL_ROWS(2)
@@ -93,8 +95,7 @@ inline void block(long m, long words, const L* a, long lda, const uint32_t* b, l
 
 template <class T, class L, int NV>
 inline void rows(long m, long words, const L* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
-  constexpr long kMost = 12;
-  const long pieces = (m + kMost - 1) / kMost;
+  const long pieces = (m + kMostRows<NV> - 1) / kMostRows<NV>;
   for (long i = 0; i < pieces; ++i) {  // of nearly equal size: a short last one would wait for its own sums
     const long some = (m * (i + 1)) / pieces - (m * i) / pieces;
     block<T, L, NV>(some, words, a, lda, b, ldb, c, ldc, add);
@@ -107,15 +108,16 @@ template <class T, class L>
 inline void loop_gemm(long m, long n, long k, const L* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
   constexpr long kWordBlock = 160;  // of K: a panel of 32 columns then stays in the first-level cache
   const long words = k / Words<T>::kPer;
-  const long block = m > 12 ? kWordBlock : words;
+  const bool by_32 = kRowsOf32 == kRowsOf16 || m <= kRowsOf32;
+  const long block = m > kRowsOf32 ? kWordBlock : words;
   for (long at = 0; at < words; at += block) {
     const long some = words - at < block ? words - at : block;
     const bool onto = add || at;
     long col = 0;
-    for (; col + 32 <= n; col += 32) {
+    for (; by_32 && col + 32 <= n; col += 32) {
       rows<T, L, 2>(m, some, a + at * Words<T>::kPer, lda, b + at * ldb + col, ldb, c + col, ldc, onto);
     }
-    if (col < n) rows<T, L, 1>(m, some, a + at * Words<T>::kPer, lda, b + at * ldb + col, ldb, c + col, ldc, onto);
+    for (; col < n; col += 16) rows<T, L, 1>(m, some, a + at * Words<T>::kPer, lda, b + at * ldb + col, ldb, c + col, ldc, onto);
   }
 }
 

@@ -13,46 +13,58 @@ constexpr long kChunk = 32;  // rows of the head in one product
 // Scores of R rows against 16 rows of the head, read one after the other so that memory is read in its order.
 template <class T, int R>
 void block_scores(const uint32_t* x, const uint32_t* const* weights, long words, float* out, long vocab, long left) {
-  __m512 sums[R][kBlock];
+  Floats sums[R][kBlock];
   for (long i = 0; i < kBlock; ++i) {
-    __m512 even[R], odd[R];
+    Floats even[R], odd[R];
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) even[r] = odd[r] = _mm512_setzero_ps();
+    for (int r = 0; r < R; ++r) even[r] = odd[r] = zeros();
     long at = 0;
     for (; at + 32 <= words; at += 32) {
-      const __m512i a = _mm512_loadu_si512(weights[i] + at), b = _mm512_loadu_si512(weights[i] + at + 16);
+      const Ints a = load_words(weights[i] + at), b = load_words(weights[i] + at + 16);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
-        even[r] = Words<T>::dot(even[r], a, _mm512_loadu_si512(x + r * words + at));
-        odd[r] = Words<T>::dot(odd[r], b, _mm512_loadu_si512(x + r * words + at + 16));
+        even[r] = Words<T>::dot(even[r], a, load_words(x + r * words + at));
+        odd[r] = Words<T>::dot(odd[r], b, load_words(x + r * words + at + 16));
       }
     }
     for (; at < words; at += 16) {
-      const __mmask16 mask = lanes(words - at);
-      const __m512i a = _mm512_maskz_loadu_epi32(mask, weights[i] + at);
+      const Lanes mask = lanes(words - at);
+      const Ints a = load_words(weights[i] + at, mask);
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) even[r] = Words<T>::dot(even[r], a, _mm512_maskz_loadu_epi32(mask, x + r * words + at));
+      for (int r = 0; r < R; ++r) even[r] = Words<T>::dot(even[r], a, load_words(x + r * words + at, mask));
     }
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) sums[r][i] = _mm512_add_ps(even[r], odd[r]);
+    for (int r = 0; r < R; ++r) sums[r][i] = even[r] + odd[r];
   }
   for (int r = 0; r < R; ++r) store(out + r * vocab, sum_each(sums[r]), left);
 }
 
+// Rows of the head as what products take on their left: as they lie, or a copy.
+template <class T, class L>
+const L* as_left(const T* numbers, long count, Scratch<L>& copies) {
+  if constexpr (std::is_same_v<T, L>) {
+    return numbers;
+  } else {
+    L* to = copies.at_least(count);
+    for (long i = 0; i < count; i += 16) store(to + i, load(numbers + i, count - i), count - i);
+    return to;
+  }
+}
+
 // Scores of many rows: rows of the head as the left side of a product, x turned as its right side.
-template <class T>
-void chunk_scores(const uint32_t* turned, long columns, const T* head, long chunk, long hidden, float* c, float* out, long rows, long vocab) {
-  const long whole = tiled<T>() ? chunk / kTileRows * kTileRows : 0;  // the rest is the end of the vocabulary
-  if (whole) gemm<T, T>(whole, columns, hidden, head, hidden, turned, columns, c, columns, false);
+template <class T, class L>
+void chunk_scores(const uint32_t* turned, long columns, const L* head, long chunk, long hidden, float* c, float* out, long rows, long vocab) {
+  const long whole = tiled<L>() ? chunk / kTileRows * kTileRows : 0;  // the rest is the end of the vocabulary
+  if (whole) gemm<T, L>(whole, columns, hidden, head, hidden, turned, columns, c, columns, false);
   if (whole < chunk) {
-    loop_gemm<T, T>(chunk - whole, columns, hidden, head + whole * hidden, hidden, turned, columns, c + whole * columns, columns, false);
+    loop_gemm<T, L>(chunk - whole, columns, hidden, head + whole * hidden, hidden, turned, columns, c + whole * columns, columns, false);
   }
   for (long r = 0; r < rows; ++r) {
     for (long i = 0; i < chunk; ++i) out[r * vocab + i] = c[i * columns + r];
   }
 }
 
-template <class T>
+template <class T, class L>
 void score(const T* x, const T* norm, const T* head, float* out, long rows, long hidden, long vocab, float eps, int num_threads) {
   static thread_local Scratch<T> shared;
   const long words = hidden / Words<T>::kPer;
@@ -69,6 +81,7 @@ void score(const T* x, const T* norm, const T* head, float* out, long rows, long
 #pragma omp parallel num_threads(num_threads)
     {
       static thread_local Scratch<float> sums;
+      static thread_local Scratch<L> copies;
       const ProductScope scope;
       float* c = sums.at_least(kChunk * columns);
 #pragma omp for schedule(dynamic, 16)
@@ -76,7 +89,8 @@ void score(const T* x, const T* norm, const T* head, float* out, long rows, long
         const long first = chunk * kChunk, some = std::min(kChunk, vocab - first);
         const char* ahead = reinterpret_cast<const char*>(head + (first + some) * hidden);
         for (long i = 0; i < kChunk * hidden * (long)sizeof(T); i += 64) _mm_prefetch(ahead + i, _MM_HINT_T1);
-        chunk_scores<T>(turned, columns, head + first * hidden, some, hidden, c, out + first, rows, vocab);
+        const L* left = as_left(head + first * hidden, some * hidden, copies);
+        chunk_scores<T, L>(turned, columns, left, some, hidden, c, out + first, rows, vocab);
       }
     }
     return;
@@ -104,8 +118,10 @@ void score(const T* x, const T* norm, const T* head, float* out, long rows, long
 // sizes: rows, hidden, vocab, num_threads. out [rows, vocab] float.
 extern "C" void shoal_score(int is_bf16, const void* x, const void* norm, const void* head, float* out, const int64_t* sizes, float eps) {
   auto call = [&]<class T>(T) {
-    shoal::score(static_cast<const T*>(x), static_cast<const T*>(norm), static_cast<const T*>(head), out, sizes[0], sizes[1], sizes[2],
-                 eps, (int)sizes[3]);
+    shoal::with_left<T>([&]<class L>(L) {
+      shoal::score<T, L>(static_cast<const T*>(x), static_cast<const T*>(norm), static_cast<const T*>(head), out, sizes[0], sizes[1],
+                         sizes[2], eps, (int)sizes[3]);
+    });
   };
   is_bf16 ? call(shoal::bf16{}) : call(float{});
 }

@@ -33,13 +33,13 @@ void emit_head(const Project& p, long row, long head, float* sums) {
   const bool is_q = head < p.heads, is_k = !is_q && head < p.heads + p.kv_heads;
   if (p.bias) {
     const T* bias = static_cast<const T*>(p.bias) + head * d;
-    for (long i = 0; i < d; i += 16) store(sums + i, _mm512_add_ps(load(sums + i, d - i), load(bias + i, d - i)), d - i);
+    for (long i = 0; i < d; i += 16) store(sums + i, load(sums + i, d - i) + load(bias + i, d - i), d - i);
   }
   const T* norm = static_cast<const T*>(is_q ? p.q_norm : is_k ? p.k_norm : nullptr);
   if (norm) {
-    const __m512 factor = _mm512_set1_ps(norm_factor(sums, d, (float)p.eps));
+    const Floats factor = all(norm_factor(sums, d, (float)p.eps));
     for (long i = 0; i < d; i += 16) {
-      store(sums + i, _mm512_mul_ps(_mm512_mul_ps(load(sums + i, d - i), factor), load(norm + i, d - i)), d - i);
+      store(sums + i, load(sums + i, d - i) * factor * load(norm + i, d - i), d - i);
     }
   }
   if (is_q || is_k) rotate(sums, p.cos + row * (d / 2), p.sin + row * (d / 2), d);
@@ -63,7 +63,7 @@ template <class T, class L>
 void activate(const float* c, long first, long rows, long panel, long width, bool gelu, L* to, long ldo) {
   const long left = width - panel * 16;
   for (long r = first; r < first + rows; ++r) {
-    const __m512 gate = _mm512_loadu_ps(c + r * kPanel), up = _mm512_loadu_ps(c + r * kPanel + 16);
+    const Floats gate = load16(c + r * kPanel), up = load16(c + r * kPanel + 16);
     store(to + r * ldo + panel * 16, gelu ? gelu_times<T>(gate, up) : silu_times<T>(gate, up), left);
   }
 }
@@ -74,8 +74,8 @@ void add_rows(const float* c, long first, long rows, long panel, long n, const X
   const long begin = panel * kPanel, end = std::min(n, begin + kPanel);
   for (long r = first; r < first + rows; ++r) {
     for (long i = begin; i < end; i += 16) {
-      __m512 sum = _mm512_loadu_ps(c + r * kPanel + i - begin);
-      if (x) sum = _mm512_add_ps(sum, load(x + r * n + i, n - i));
+      Floats sum = load16(c + r * kPanel + i - begin);
+      if (x) sum = sum + load(x + r * n + i, n - i);
       store(to + r * n + i, sum, n - i);
     }
   }
@@ -84,10 +84,9 @@ void add_rows(const float* c, long first, long rows, long panel, long n, const X
 // to = x + the norm of a branch's sums, for one row. `to` may be either of them.
 template <class X, class T, class To>
 void add_normed(const float* sums, const X* x, const T* norm, long n, float eps, To* to) {
-  const __m512 factor = _mm512_set1_ps(norm_factor(sums, n, eps));
+  const Floats factor = all(norm_factor(sums, n, eps));
   for (long i = 0; i < n; i += 16) {
-    const __m512 normed = _mm512_mul_ps(_mm512_mul_ps(load(sums + i, n - i), factor), load(norm + i, n - i));
-    store(to + i, _mm512_add_ps(normed, load(x + i, n - i)), n - i);
+    store(to + i, multiply_add(load(sums + i, n - i) * factor, load(norm + i, n - i), load(x + i, n - i)), n - i);
   }
 }
 

@@ -69,19 +69,19 @@ struct Stage {
 
 template <class T>
 inline float norm_factor(const T* x, long n, float eps) {
-  __m512 sum = _mm512_setzero_ps();
+  Floats sum = zeros();
   for (long i = 0; i < n; i += 16) {
-    const __m512 v = load(x + i, n - i);
-    sum = _mm512_fmadd_ps(v, v, sum);
+    const Floats v = load(x + i, n - i);
+    sum = multiply_add(v, v, sum);
   }
-  return 1.0f / std::sqrt(_mm512_reduce_add_ps(sum) / n + eps);
+  return 1.0f / std::sqrt(sum_all(sum) / n + eps);
 }
 
 template <class From, class T, class To>
 inline void rms_norm(const From* x, const T* weight, long n, float eps, To* out) {
-  const __m512 factor = _mm512_set1_ps(norm_factor(x, n, eps));
+  const Floats factor = all(norm_factor(x, n, eps));
   for (long i = 0; i < n; i += 16) {
-    store(out + i, _mm512_mul_ps(_mm512_mul_ps(load(x + i, n - i), factor), load(weight + i, n - i)), n - i);
+    store(out + i, load(x + i, n - i) * factor * load(weight + i, n - i), n - i);
   }
 }
 
@@ -90,24 +90,24 @@ inline void rotate(float* head, const float* cos, const float* sin, long d) {
   const long half = d / 2;
   for (long i = 0; i < half; i += 16) {
     const long left = half - i;
-    const __m512 a = load(head + i, left), b = load(head + half + i, left), c = load(cos + i, left), s = load(sin + i, left);
-    store(head + i, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)), left);
-    store(head + half + i, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)), left);
+    const Floats a = load(head + i, left), b = load(head + half + i, left), c = load(cos + i, left), s = load(sin + i, left);
+    store(head + i, multiply_subtract(a, c, b * s), left);
+    store(head + half + i, multiply_add(b, c, a * s), left);
   }
 }
 
 template <class T>
-inline __m512 silu_times(__m512 gate, __m512 up) {
-  const __m512 e = exp2<T>(_mm512_mul_ps(gate, _mm512_set1_ps(-1.44269504f)));
-  return _mm512_mul_ps(_mm512_mul_ps(gate, up), reciprocal<T>(_mm512_add_ps(e, _mm512_set1_ps(1.0f))));
+inline Floats silu_times(Floats gate, Floats up) {
+  const Floats e = exp2<T>(gate * all(-1.44269504f));
+  return gate * up * reciprocal<T>(e + all(1.0f));
 }
 
 // The tanh form of GELU: gate · sigmoid(2 · √(2/π) · (gate + 0.044715 · gate³)).
 template <class T>
-inline __m512 gelu_times(__m512 gate, __m512 up) {
-  const __m512 cubic = _mm512_fmadd_ps(_mm512_mul_ps(gate, gate), _mm512_set1_ps(0.044715f), _mm512_set1_ps(1.0f));
-  const __m512 e = exp2<T>(_mm512_mul_ps(_mm512_mul_ps(gate, cubic), _mm512_set1_ps(-2.0f * 0.7978845608f * 1.44269504f)));
-  return _mm512_mul_ps(_mm512_mul_ps(gate, up), reciprocal<T>(_mm512_add_ps(e, _mm512_set1_ps(1.0f))));
+inline Floats gelu_times(Floats gate, Floats up) {
+  const Floats cubic = multiply_add(gate * gate, all(0.044715f), all(1.0f));
+  const Floats e = exp2<T>(gate * cubic * all(-2.0f * 0.7978845608f * 1.44269504f));
+  return gate * up * reciprocal<T>(e + all(1.0f));
 }
 
 constexpr long kMostTileRows = 512;  // with the tile unit: fewer, and reading the weights takes longer than multiplying by them

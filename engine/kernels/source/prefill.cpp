@@ -62,11 +62,9 @@ struct Tiles {
       alignas(64) uint32_t square[16][16];
       for (int i = 0; i < 16; ++i) {
         const uint32_t* row = reinterpret_cast<const uint32_t*>(from[i]);
-        __m512i value = from[i] ? _mm512_maskz_loadu_epi32(lanes(held - w), row + w) : _mm512_setzero_si512();
-        _mm512_store_si512(square[i], value);
+        store_words(square[i], from[i] ? load_words(row + w, lanes(held - w)) : all_words(0));
       }
-      const __m512i step = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), _mm512_set1_epi32(16));
-      for (long k = 0; k < some; ++k) _mm512_storeu_si512(to + (w + k) * kColumns, _mm512_i32gather_epi32(step, &square[0][k], 4));
+      for (long k = 0; k < some; ++k) store_words(to + (w + k) * kColumns, column(square, k));
     }
   }
 
@@ -74,19 +72,16 @@ struct Tiles {
     if constexpr (sizeof(T) == 2) {
       for (int i = 0; i < 16; i += 2) {
         for (long n = 0; n < width; n += 16) {
-          const __mmask16 mask = lanes(call.d - n);
-          const __m256i none = _mm256_setzero_si256();
-          const __m256i a = from[i] ? _mm256_maskz_loadu_epi16(mask, from[i] + value + n) : none;
-          const __m256i b = from[i + 1] ? _mm256_maskz_loadu_epi16(mask, from[i + 1] + value + n) : none;
-          const __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(b), 16);
-          _mm512_storeu_si512(to + i / 2 * width + n, _mm512_or_si512(_mm512_cvtepu16_epi32(a), high));
+          const Floats a = from[i] ? load(from[i] + value + n, call.d - n) : zeros();
+          const Floats b = from[i + 1] ? load(from[i + 1] + value + n, call.d - n) : zeros();
+          store_words(to + i / 2 * width + n, join_halves(a, b));
         }
       }
     } else {
       for (int i = 0; i < 16; ++i) {
         for (long n = 0; n < width; n += 16) {
-          const __m512 v = from[i] ? load(from[i] + value + n, call.d - n) : _mm512_setzero_ps();
-          _mm512_storeu_ps(to + i * width + n, v);
+          const Floats v = from[i] ? load(from[i] + value + n, call.d - n) : zeros();
+          store16(reinterpret_cast<float*>(to + i * width + n), v);
         }
       }
     }
@@ -94,67 +89,63 @@ struct Tiles {
 
   // What a row does not see of a block counts for nothing.
   static void hide(float* scores, long columns, long first, const Seen& seen) {
-    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     for (long i = 0; i < columns; i += 16) {
-      const __m512i slot = _mm512_add_epi32(lane, _mm512_set1_epi32((int)(first + i)));
-      const __mmask16 low = _mm512_cmpge_epi32_mask(slot, _mm512_set1_epi32((int)seen.low));
-      const __mmask16 high = _mm512_cmplt_epi32_mask(slot, _mm512_set1_epi32((int)seen.high));
-      const __mmask16 sink = _mm512_cmplt_epi32_mask(slot, _mm512_set1_epi32((int)seen.sink));
-      _mm512_mask_storeu_ps(scores + i, ~((low & high) | sink), _mm512_set1_ps(kNever));
+      const long at = first + i;
+      const Lanes is_seen = (lanes(seen.high - at) & ~lanes(seen.low - at)) | lanes(seen.sink - at);
+      store16(scores + i, select(is_seen, load16(scores + i), all(kNever)));
     }
   }
 
   void cap_row(float* scores, long columns) const {
     const float twice = 2 * 1.44269504f / call.cap;
     for (long i = 0; i < columns; i += 16) {
-      const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(scores + i), _mm512_set1_ps(call.scale));
-      _mm512_storeu_ps(scores + i, soft_cap<T>(scaled, call.cap, twice));
+      store16(scores + i, soft_cap<T>(load16(scores + i) * all(call.scale), call.cap, twice));
     }
   }
 
   // Scores of up to 16 (row, head) pairs of a block → weights, with their running maxima and sums, and what was summed before
   // put on the new maximum. `slot`: of pair 0's row, pair p's row being (p + ahead) / group further on.
   void weigh(float* scores, long count, long columns, long first, long slot, long ahead, L* weights, float* best, float* total, float* sums) const {
-    const __m512 scale = _mm512_set1_ps(call.cap > 0 ? 1.0f : call.scale), least = _mm512_set1_ps(kNever);
-    __m512 each[16];
+    const Floats scale = all(call.cap > 0 ? 1.0f : call.scale), least = all(kNever);
+    Floats each[16];
     for (auto& one : each) one = least;
     for (long r = 0; r < count; ++r) {
       float* own = scores + r * score_stride;
       if (call.cap > 0) cap_row(own, columns);
       const Seen seen = seen_from(run, slot + (r + ahead) / call.group(), call.window);
       if (seen.low > first || seen.high < first + columns) hide(own, columns, first, seen);
-      __m512 even = least, odd = least;
+      Floats even = least, odd = least;
       for (long i = 0; i < columns; i += 32) {
-        even = _mm512_max_ps(even, _mm512_loadu_ps(own + i)), odd = _mm512_max_ps(odd, _mm512_loadu_ps(own + i + 16));
+        even = maximum(even, load16(own + i)), odd = maximum(odd, load16(own + i + 16));
       }
-      each[r] = _mm512_max_ps(even, odd);
+      each[r] = maximum(even, odd);
     }
-    const __m512 before = _mm512_loadu_ps(best), after = _mm512_max_ps(before, _mm512_mul_ps(max_each(each), scale));
+    const Floats before = load16(best), after = maximum(before, max_each(each) * scale);
     // Exactly 1 where the maximum stayed: exp2<T>(0) is a little less, and would be applied with every block.
-    const __mmask16 moved = _mm512_cmp_ps_mask(after, before, _CMP_GT_OQ);
-    const __m512 factor = _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), moved, exp2<T>(_mm512_sub_ps(before, after)));
+    const Lanes moved = above(after, before);
+    const Floats factor = select(moved, exp2<T>(before - after), all(1.0f));
     alignas(64) float factors[16], origins[16];
-    _mm512_store_ps(factors, factor);
-    _mm512_store_ps(origins, _mm512_max_ps(after, _mm512_set1_ps(kNever * 1e-3f)));  // so that a row that sees nothing yet weighs nothing
-    _mm512_storeu_ps(best, after);
-    for (auto& one : each) one = _mm512_setzero_ps();
+    store16(factors, factor);
+    store16(origins, maximum(after, all(kNever * 1e-3f)));  // so that a row that sees nothing yet weighs nothing
+    store16(best, after);
+    for (auto& one : each) one = zeros();
     for (long r = 0; r < count; ++r) {
-      if (moved >> r & 1) {
-        const __m512 by = _mm512_set1_ps(factors[r]);
-        for (long n = r * width; n < (r + 1) * width; n += 16) _mm512_storeu_ps(sums + n, _mm512_mul_ps(_mm512_loadu_ps(sums + n), by));
+      if (bits(moved) >> r & 1) {
+        const Floats by = all(factors[r]);
+        for (long n = r * width; n < (r + 1) * width; n += 16) store16(sums + n, load16(sums + n) * by);
       }
-      const __m512 origin = _mm512_set1_ps(origins[r]);
+      const Floats origin = all(origins[r]);
       const float* own = scores + r * score_stride;
-      __m512 even = _mm512_setzero_ps(), odd = even;
+      Floats even = zeros(), odd = even;
       for (long i = 0; i < columns; i += 32) {
-        const __m512 p = exp2<T>(_mm512_fmsub_ps(_mm512_loadu_ps(own + i), scale, origin));
-        const __m512 q = exp2<T>(_mm512_fmsub_ps(_mm512_loadu_ps(own + i + 16), scale, origin));
-        even = _mm512_add_ps(even, p), odd = _mm512_add_ps(odd, q);
+        const Floats p = exp2<T>(multiply_subtract(load16(own + i), scale, origin));
+        const Floats q = exp2<T>(multiply_subtract(load16(own + i + 16), scale, origin));
+        even = even + p, odd = odd + q;
         store32(weights + r * weight_stride + i, p, q);
       }
-      each[r] = _mm512_add_ps(even, odd);
+      each[r] = even + odd;
     }
-    _mm512_storeu_ps(total, _mm512_fmadd_ps(_mm512_loadu_ps(total), factor, sum_each(each)));
+    store16(total, multiply_add(load16(total), factor, sum_each(each)));
   }
 
   void attend(long kv, long tile, const uint32_t* key_blocks, const uint32_t* value_blocks) const {
@@ -197,9 +188,9 @@ struct Tiles {
       }
     }
     for (long i = 0; i < used; ++i) {
-      const __m512 by = _mm512_set1_ps(1.0f / total[i]);
+      const Floats by = all(1.0f / total[i]);
       T* to = call.out + ((run.first_row + first_row + i / group) * call.heads + kv * group + i % group) * call.d;
-      for (long n = 0; n < call.d; n += 16) store(to + n, _mm512_mul_ps(_mm512_loadu_ps(sums + i * width + n), by), call.d - n);
+      for (long n = 0; n < call.d; n += 16) store(to + n, load16(sums + i * width + n) * by, call.d - n);
     }
   }
 };

@@ -1,9 +1,7 @@
 // What the KV transfer does to every byte on a CPU: slots of the pool to and from the wire, and the sums of a message.
-#include <immintrin.h>
-
 #include <algorithm>
-#include <cstdint>
-#include <cstring>
+
+#include "vectors.h"
 
 namespace {
 
@@ -12,7 +10,7 @@ template <int64_t BYTES, bool PAST>
 void copy_rows(char* to, int64_t to_stride, const char* from, int64_t from_stride, int64_t rows, int64_t bytes) {
     for (int64_t row = 0; row < rows; ++row, to += to_stride, from += from_stride) {
         if constexpr (PAST) {
-            for (int64_t at = 0; at < (BYTES ? BYTES : bytes); at += 64) _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at), _mm512_loadu_si512(from + at));
+            for (int64_t at = 0; at < (BYTES ? BYTES : bytes); at += 64) shoal::copy_line_past_caches(to + at, from + at);
         } else {
             std::memcpy(to, from, BYTES ? BYTES : bytes);
         }
