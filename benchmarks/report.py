@@ -47,13 +47,14 @@ def circumstances(options: Options) -> dict[str, str]:
 
 
 def machine() -> str:
-    """The processor, its cores, and whether it has AMX."""
+    """The processor, its cores, and what multiplies on it."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     values = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     flags = values.get("flags", "").split()
     units = [label for flag, label in (("amx_bf16", "AMX"), ("avx512_bf16", "AVX-512 BF16")) if flag in flags]
+    units = units or ["AVX2" if "avx2" in flags else "no vector unit"]
     cores = sum(line.startswith("processor") for line in lines)
-    return f"{values.get('model name', platform.processor())}, {cores} cores, {', '.join(units) or 'no matrix unit'}"
+    return f"{values.get('model name', platform.processor())}, {cores} cores, {', '.join(units)}"
 
 
 def read_results(path: Path) -> dict[str, SectionResult]:

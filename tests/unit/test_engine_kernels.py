@@ -2,7 +2,10 @@
 
 import itertools
 import math
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,6 +14,7 @@ import torch
 
 from shoal.engine.attention import attention_backend
 from shoal.engine.kernels import kernels
+from shoal.engine.kernels.cpu import InstructionSet
 from shoal.engine.kv_pool import KvPool
 from shoal.engine.layer_backend import LayerBackend, StageRows, StageWork
 from shoal.engine.native_layers import NativeLayers
@@ -232,3 +236,14 @@ def test_layer(
         assert other.abs().max() > 0.5
         scale = other.abs().clamp(min=1.0)
         assert ((own.float() - other).abs() / scale).max() < TOLERANCE[dtype]
+
+
+def test_the_same_by_avx2_where_there_is_more() -> None:
+    """Half of the tests above, in a process of their own, with what processors without AVX-512 run."""
+    if kernels().instructions is InstructionSet.AVX2:
+        pytest.skip("all tests here ran by AVX2")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "1-floats", __file__]
+    done = subprocess.run(
+        command, env={**os.environ, "SHOAL_INSTRUCTIONS": "avx2"}, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr

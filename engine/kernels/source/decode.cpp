@@ -3,12 +3,11 @@
 // A row's slots are cut into parts, so that one long context keeps every thread busy; parts are joined by their maxima
 // (flash-decoding). The heads that share a K/V head are served together from one read of it.
 #include "amx.h"
-#include "paged.h"
+#include "row_products.h"
 
 namespace shoal {
 namespace {
 
-constexpr long kChunk = 128;  // slots whose scores are held at once
 constexpr int kHeadsAtOnce = 4;
 
 struct Part {
@@ -23,37 +22,15 @@ struct State {
 
 template <class T, int NW>
 struct Kernel {
-  static constexpr long kLanes = NW * 16 * Words<T>::kPer;  // numbers per head in the accumulator
+  using Products = RowProducts<T, NW>;
+  using Weight = typename Products::Weight;
+  static constexpr long kLanes = Products::kLanes;
 
   const Attention<T>& call;
-  long words;  // of one head
+  Products products;
 
-  void scores(const T* const* keys, long count, long offset, const T* q, float* out) const {
-    Ints query[NW];
-    Lanes mask[NW];
-    for (int w = 0; w < NW; ++w) {
-      mask[w] = lanes(words - 16 * w);
-      query[w] = load_words(reinterpret_cast<const uint32_t*>(q) + 16 * w, mask[w]);
-    }
-    for (long base = 0; base < count; base += 16) {
-      Floats dots[16];
-#pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i) {
-        const uint32_t* key = reinterpret_cast<const uint32_t*>(keys[base + i] + offset);
-        dots[i] = Words<T>::dot(zeros(), load_words(key, mask[0]), query[0]);
-#pragma GCC unroll 16
-        for (int w = 1; w < NW; ++w) {
-          dots[i] = Words<T>::dot(dots[i], load_words(key + 16 * w, mask[w]), query[w]);
-        }
-      }
-      Floats sum = sum_each(dots) * all(call.scale);
-      if (call.cap > 0) sum = soft_cap<T>(sum, call.cap, 2 * 1.44269504f / call.cap);
-      store16(out + base, select(lanes(count - base), sum, all(kNever)));
-    }
-  }
-
-  // Scores become weights (in T, zero beyond count); returns the factor for what was accumulated before.
-  float weigh(float* scores, long count, State& state, T* weights) const {
+  // Scores become weights (zero beyond count); returns the factor for what was accumulated before.
+  __attribute__((noinline)) float weigh(float* scores, long count, State& state, Weight* weights) const {
     Floats best = load16(scores);
     for (long i = 16; i < count; i += 16) best = maximum(best, load16(scores + i));
     const float top = std::max(state.best, max_all(best));
@@ -90,60 +67,25 @@ struct Kernel {
     }
   }
 
+  // One chunk of keys of one K/V head, for H of the heads that share it.
   template <int H>
-  void gather(const T* const* keys, long count, long offset, const T* weights, const float* factors, float* sums) const {
-    for (int w = 0; w < NW; ++w) {
-      const Lanes mask = lanes(words - 16 * w);
-      if constexpr (sizeof(T) == 2) {
-        Floats low[H], high[H];
-        for (int h = 0; h < H; ++h) {
-          low[h] = load16(sums + h * kLanes + 32 * w) * all(factors[h]);
-          high[h] = load16(sums + h * kLanes + 32 * w + 16) * all(factors[h]);
-        }
-        for (long i = 0; i < count; i += 2) {  // an odd count: the last key comes twice, the second time with weight 0
-          const Ints a = load_words(reinterpret_cast<const uint32_t*>(keys[i] + offset) + 16 * w, mask);
-          const Ints b = load_words(reinterpret_cast<const uint32_t*>(keys[i + 1] + offset) + 16 * w, mask);
-          const Ints first = pairs_of_first_words(a, b), second = pairs_of_last_words(a, b);
-#pragma GCC unroll 4
-          for (int h = 0; h < H; ++h) {
-            uint32_t pair;
-            std::memcpy(&pair, weights + h * kChunk + i, 4);
-            const Ints p = all_words(pair);
-            low[h] = Words<T>::dot(low[h], first, p);
-            high[h] = Words<T>::dot(high[h], second, p);
-          }
-        }
-        for (int h = 0; h < H; ++h) {
-          store16(sums + h * kLanes + 32 * w, low[h]);
-          store16(sums + h * kLanes + 32 * w + 16, high[h]);
-        }
-      } else {
-        Floats sum[H];
-        for (int h = 0; h < H; ++h) {
-          sum[h] = load16(sums + h * kLanes + 16 * w) * all(factors[h]);
-        }
-        for (long i = 0; i < count; ++i) {
-          const Floats v = as_floats(load_words(reinterpret_cast<const uint32_t*>(keys[i] + offset) + 16 * w, mask));
-#pragma GCC unroll 4
-          for (int h = 0; h < H; ++h) {
-            sum[h] = multiply_add(v, all(weights[h * kChunk + i]), sum[h]);
-          }
-        }
-        for (int h = 0; h < H; ++h) store16(sums + h * kLanes + 16 * w, sum[h]);
-      }
-    }
+  void serve(const T* const* keys, long count, long offset, const T* q, float* scores, Weight* weights, State* states, float* sums) const {
+    float factors[H];
+    products.template scores<H>(keys, count, offset, q, scores);
+    for (int h = 0; h < H; ++h) factors[h] = weigh(scores + h * kChunk, count, states[h], weights + h * kChunk);
+    products.template gather<H>(keys, count, offset + call.kv_heads * call.head_stride(), weights, factors, sums);
   }
 
   // One part of one row, all heads.
   void run(const Part& part, State* states, float* sums) const {
-    alignas(64) float scores_of[kChunk];
-    alignas(64) T weights[kHeadsAtOnce * kChunk];
+    alignas(64) float scores[kHeadsAtOnce * kChunk];
+    alignas(64) Weight weights[kHeadsAtOnce * kChunk];
     const T* keys[2][kChunk + 16];
     const Run& own = call.runs[part.run];
     const int32_t* ids = own.ids(call.layer);
     const Seen seen = seen_from(own, own.start_slot + part.row, call.window);
     const T* q = call.q + (own.first_row + part.row) * call.q_stride;
-    const long group = call.group(), value = call.kv_heads * call.head_stride();
+    const long group = call.group();
     for (long h = 0; h < call.heads; ++h) states[h] = {kNever, 0.0f};
     std::memset(sums, 0, sizeof(float) * call.heads * kLanes);
     auto find = [&](long first, const T** found) {  // pointers, padded by the last one: nothing unseen is ever read
@@ -162,16 +104,12 @@ struct Kernel {
         fetch(keys[turn ^ 1], next, kv);
         for (long done = 0; done < group; done += kHeadsAtOnce) {
           const long some = std::min((long)kHeadsAtOnce, group - done), head = kv * group + done;
-          float factors[kHeadsAtOnce];
-          for (long h = 0; h < some; ++h) {
-            scores(keys[turn], count, offset, q + (head + h) * call.d, scores_of);
-            factors[h] = weigh(scores_of, count, states[head + h], weights + h * kChunk);
-          }
+          const T* own_q = q + head * call.d;
           float* own_sums = sums + head * kLanes;
-          if (some == 1) gather<1>(keys[turn], count, value + offset, weights, factors, own_sums);
-          if (some == 2) gather<2>(keys[turn], count, value + offset, weights, factors, own_sums);
-          if (some == 3) gather<3>(keys[turn], count, value + offset, weights, factors, own_sums);
-          if (some == 4) gather<4>(keys[turn], count, value + offset, weights, factors, own_sums);
+          if (some == 1) serve<1>(keys[turn], count, offset, own_q, scores, weights, states + head, own_sums);
+          if (some == 2) serve<2>(keys[turn], count, offset, own_q, scores, weights, states + head, own_sums);
+          if (some == 3) serve<3>(keys[turn], count, offset, own_q, scores, weights, states + head, own_sums);
+          if (some == 4) serve<4>(keys[turn], count, offset, own_q, scores, weights, states + head, own_sums);
         }
       }
       count = next;
@@ -181,21 +119,7 @@ struct Kernel {
   // Divide by the sum and write a row's output in its own order.
   void finish(long row, const State* states, const float* sums) const {
     T* out = call.out + row * call.heads * call.d;
-    for (long h = 0; h < call.heads; ++h) {
-      const Floats by = all(1.0f / states[h].sum);
-      for (int w = 0; w < NW; ++w) {
-        const float* own = sums + h * kLanes + w * 16 * Words<T>::kPer;
-        T* to = out + h * call.d + w * 16 * Words<T>::kPer;
-        const long left = call.d - w * 16 * Words<T>::kPer;
-        if constexpr (sizeof(T) == 2) {
-          const Floats low = load16(own), high = load16(own + 16);  // four of eight numbers of each lane
-          store(to, first_numbers(low, high) * by, left);
-          if (left > 16) store(to + 16, last_numbers(low, high) * by, left - 16);
-        } else {
-          store(to, load16(own) * by, left);
-        }
-      }
-    }
+    for (long h = 0; h < call.heads; ++h) products.write(sums + h * kLanes, all(1.0f / states[h].sum), out + h * call.d);
   }
 };
 
@@ -224,7 +148,7 @@ template <class T, int NW>
 void attend_rows(const Attention<T>& call, const std::vector<long>& which) {
   static thread_local Scratch<float> shared, own_sums;
   static thread_local Scratch<State> shared_states, own_states;
-  const Kernel<T, NW> kernel{call, call.d / Words<T>::kPer};
+  const Kernel<T, NW> kernel{call, {call, call.d / Words<T>::kPer}};
   const long per_state = call.heads * kernel.kLanes;
   long num_states = 0;
   const std::vector<Part> parts = cut(call.runs, which, call.window, call.num_threads, num_states);

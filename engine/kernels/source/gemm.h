@@ -21,8 +21,9 @@ inline auto with_left(F f) {
   return f(T{});
 }
 
+// Never inlined: among a caller's values its sums no longer fit into the registers.
 template <class T, class L, int MR, int NV>
-inline void micro(long words, const L* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
+__attribute__((noinline)) void micro(long words, const L* a, long lda, const uint32_t* b, long ldb, float* c, long ldc, bool add) {
   constexpr long kPer = Words<T>::kPer;
   Floats sum[MR][NV];
 #pragma GCC unroll 16

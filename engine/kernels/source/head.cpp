@@ -9,6 +9,46 @@ constexpr long kBlock = 16;  // rows of the head whose sums are folded together
 constexpr int kRowsAtOnce = 4;
 constexpr long kChunk = 32;  // rows of the head in one product
 
+// Whether rows of x are kept as floats, the first halves of their words and then the second: where there is no product of words.
+template <class T>
+constexpr bool kByHalves = sizeof(T) == 2 && !kMultipliesWords;
+
+// The products of one row of the head with R rows of x.
+template <int R>
+inline void add_halves(const uint32_t* weights, const float* x, long words, Floats (&sums)[R]) {
+  Floats even[R], odd[R];  // the second ones only of few rows: they hide the time that a sum takes
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) even[r] = odd[r] = zeros();
+  auto add = [&](Ints own, long at, auto load_x) {
+    const Floats first = first_halves(own), second = second_halves(own);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      Floats& other = R > 2 ? even[r] : odd[r];
+      even[r] = multiply_add(first, load_x(x + 2 * r * words + at), even[r]);
+      other = multiply_add(second, load_x(x + (2 * r + 1) * words + at), other);
+    }
+  };
+  long at = 0;
+  for (; at + 16 <= words; at += 16) {
+    if constexpr (R > 2) _mm_prefetch(reinterpret_cast<const char*>(weights + kBlock * words + at), _MM_HINT_T0);  // of the next block
+    add(load_words(weights + at), at, [](const float* p) { return load16(p); });
+  }
+  const long left = words - at;
+  if (left > 0) add(load_words(weights + at, lanes(left)), at, [&](const float* p) { return load_some(p, left); });
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) sums[r] = even[r] + odd[r];
+}
+
+template <int R>
+void block_scores_of_halves(const float* x, const uint32_t* const* weights, long words, float* out, long vocab, long left) {
+  Floats sums[R][kBlock];
+  for (long i = 0; i < kBlock; ++i) {
+    Floats own[R];
+    add_halves<R>(weights[i], x, words, own);
+    for (int r = 0; r < R; ++r) sums[r][i] = own[r];
+  }
+  for (int r = 0; r < R; ++r) store(out + r * vocab, sum_each(sums[r]), left);
+}
 
 // Scores of R rows against 16 rows of the head, read one after the other so that memory is read in its order.
 template <class T, int R>
@@ -39,38 +79,33 @@ void block_scores(const uint32_t* x, const uint32_t* const* weights, long words,
   for (int r = 0; r < R; ++r) store(out + r * vocab, sum_each(sums[r]), left);
 }
 
-// Rows of the head as what products take on their left: as they lie, or a copy.
-template <class T, class L>
-const L* as_left(const T* numbers, long count, Scratch<L>& copies) {
-  if constexpr (std::is_same_v<T, L>) {
-    return numbers;
-  } else {
-    L* to = copies.at_least(count);
-    for (long i = 0; i < count; i += 16) store(to + i, load(numbers + i, count - i), count - i);
-    return to;
-  }
-}
-
 // Scores of many rows: rows of the head as the left side of a product, x turned as its right side.
-template <class T, class L>
-void chunk_scores(const uint32_t* turned, long columns, const L* head, long chunk, long hidden, float* c, float* out, long rows, long vocab) {
-  const long whole = tiled<L>() ? chunk / kTileRows * kTileRows : 0;  // the rest is the end of the vocabulary
-  if (whole) gemm<T, L>(whole, columns, hidden, head, hidden, turned, columns, c, columns, false);
+template <class T>
+void chunk_scores(const uint32_t* turned, long columns, const T* head, long chunk, long hidden, float* c, float* out, long rows, long vocab) {
+  const long whole = tiled<T>() ? chunk / kTileRows * kTileRows : 0;  // the rest is the end of the vocabulary
+  if (whole) gemm<T, T>(whole, columns, hidden, head, hidden, turned, columns, c, columns, false);
   if (whole < chunk) {
-    loop_gemm<T, L>(chunk - whole, columns, hidden, head + whole * hidden, hidden, turned, columns, c + whole * columns, columns, false);
+    loop_gemm<T, T>(chunk - whole, columns, hidden, head + whole * hidden, hidden, turned, columns, c + whole * columns, columns, false);
   }
   for (long r = 0; r < rows; ++r) {
     for (long i = 0; i < chunk; ++i) out[r * vocab + i] = c[i * columns + r];
   }
 }
 
-template <class T, class L>
+inline void split_halves(const uint32_t* words, long count, float* to) {
+  for (long at = 0; at < count; at += 16) {
+    const Ints own = load_words(words + at, lanes(count - at));
+    store(to + at, first_halves(own), count - at), store(to + count + at, second_halves(own), count - at);
+  }
+}
+
+template <class T>
 void score(const T* x, const T* norm, const T* head, float* out, long rows, long hidden, long vocab, float eps, int num_threads) {
   static thread_local Scratch<T> shared;
   const long words = hidden / Words<T>::kPer;
   T* normed = shared.at_least(rows * hidden);
   for (long r = 0; r < rows; ++r) rms_norm(x + r * hidden, norm, hidden, eps, normed + r * hidden);
-  if (rows >= (tiled<T>() ? 2 : 16)) {
+  if (!kByHalves<T> && rows >= (tiled<T>() ? 2 : 16)) {
     static thread_local Scratch<uint32_t> shared_turned;
     const long columns = (rows + 15) / 16 * 16;
     uint32_t* turned = shared_turned.at_least(words * columns);
@@ -81,7 +116,6 @@ void score(const T* x, const T* norm, const T* head, float* out, long rows, long
 #pragma omp parallel num_threads(num_threads)
     {
       static thread_local Scratch<float> sums;
-      static thread_local Scratch<L> copies;
       const ProductScope scope;
       float* c = sums.at_least(kChunk * columns);
 #pragma omp for schedule(dynamic, 16)
@@ -89,25 +123,30 @@ void score(const T* x, const T* norm, const T* head, float* out, long rows, long
         const long first = chunk * kChunk, some = std::min(kChunk, vocab - first);
         const char* ahead = reinterpret_cast<const char*>(head + (first + some) * hidden);
         for (long i = 0; i < kChunk * hidden * (long)sizeof(T); i += 64) _mm_prefetch(ahead + i, _MM_HINT_T1);
-        const L* left = as_left(head + first * hidden, some * hidden, copies);
-        chunk_scores<T, L>(turned, columns, left, some, hidden, c, out + first, rows, vocab);
+        chunk_scores<T>(turned, columns, head + first * hidden, some, hidden, c, out + first, rows, vocab);
       }
     }
     return;
   }
+  static thread_local Scratch<float> shared_halves;
+  float* halves = kByHalves<T> ? shared_halves.at_least(rows * hidden) : nullptr;
+  for (long r = 0; kByHalves<T> && r < rows; ++r) split_halves(reinterpret_cast<const uint32_t*>(normed + r * hidden), words, halves + r * hidden);
 #pragma omp parallel for schedule(dynamic, 16) num_threads(num_threads)
   for (long block = 0; block < (vocab + kBlock - 1) / kBlock; ++block) {
     const long first = block * kBlock, left = vocab - first;
     const uint32_t* weights[kBlock];
     for (long i = 0; i < kBlock; ++i) weights[i] = reinterpret_cast<const uint32_t*>(head + std::min(first + i, vocab - 1) * hidden);
     for (long r = 0; r < rows; r += kRowsAtOnce) {
-      const uint32_t* from = reinterpret_cast<const uint32_t*>(normed + r * hidden);
-      float* to = out + r * vocab + first;
+      auto serve = [&]<int R>(std::integral_constant<int, R>) {
+        float* to = out + r * vocab + first;
+        if constexpr (kByHalves<T>) block_scores_of_halves<R>(halves + r * hidden, weights, words, to, vocab, left);
+        else block_scores<T, R>(reinterpret_cast<const uint32_t*>(normed + r * hidden), weights, words, to, vocab, left);
+      };
       const long some = rows - r;
-      if (some == 1) block_scores<T, 1>(from, weights, words, to, vocab, left);
-      if (some == 2) block_scores<T, 2>(from, weights, words, to, vocab, left);
-      if (some == 3) block_scores<T, 3>(from, weights, words, to, vocab, left);
-      if (some >= 4) block_scores<T, 4>(from, weights, words, to, vocab, left);
+      if (some == 1) serve(std::integral_constant<int, 1>());
+      if (some == 2) serve(std::integral_constant<int, 2>());
+      if (some == 3) serve(std::integral_constant<int, 3>());
+      if (some >= 4) serve(std::integral_constant<int, 4>());
     }
   }
 }
@@ -118,10 +157,8 @@ void score(const T* x, const T* norm, const T* head, float* out, long rows, long
 // sizes: rows, hidden, vocab, num_threads. out [rows, vocab] float.
 extern "C" void shoal_score(int is_bf16, const void* x, const void* norm, const void* head, float* out, const int64_t* sizes, float eps) {
   auto call = [&]<class T>(T) {
-    shoal::with_left<T>([&]<class L>(L) {
-      shoal::score<T, L>(static_cast<const T*>(x), static_cast<const T*>(norm), static_cast<const T*>(head), out, sizes[0], sizes[1],
-                         sizes[2], eps, (int)sizes[3]);
-    });
+    shoal::score(static_cast<const T*>(x), static_cast<const T*>(norm), static_cast<const T*>(head), out, sizes[0], sizes[1], sizes[2],
+                 eps, (int)sizes[3]);
   };
   is_bf16 ? call(shoal::bf16{}) : call(float{});
 }

@@ -18,6 +18,7 @@ struct Lanes {
   __m256i low, high;  // all bits of a lane or none
 };
 
+constexpr bool kMultipliesWords = false;
 constexpr long kRowsOf16 = 6, kRowsOf32 = 2;
 
 #define SHOAL_INLINE inline __attribute__((always_inline))
@@ -63,6 +64,12 @@ SHOAL_INLINE Ints load_words(const uint32_t* p, Lanes some) {
   return {_mm256_maskload_epi32(from, some.low), _mm256_maskload_epi32(from + 8, some.high)};
 }
 SHOAL_INLINE void store_words(uint32_t* p, Ints words) { store_bits(p, words.low), store_bits(p + 8, words.high); }
+SHOAL_INLINE void store_words(uint32_t* p, Ints words, long count) {
+  if (count >= 16) return store_words(p, words);
+  const Lanes some = lanes(count);
+  int* to = reinterpret_cast<int*>(p);
+  _mm256_maskstore_epi32(to, some.low, words.low), _mm256_maskstore_epi32(to + 8, some.high, words.high);
+}
 SHOAL_INLINE void copy_line_past_caches(char* to, const char* from) {
   _mm256_stream_si256(reinterpret_cast<__m256i*>(to), load_bits(from));
   _mm256_stream_si256(reinterpret_cast<__m256i*>(to + 32), load_bits(from + 32));
@@ -142,6 +149,10 @@ SHOAL_INLINE __m256i rounded(__m256 value) {
   const __m256i nearest = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(word, _mm256_set1_epi32(0x7fff)), odd), 16);
   const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(word, 16), _mm256_set1_epi32(0x40));
   return _mm256_blendv_epi8(nearest, quiet, _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q)));
+}
+SHOAL_INLINE Ints narrow_pairs(Floats first, Floats second) {
+  return {_mm256_or_si256(rounded(first.low), _mm256_slli_epi32(rounded(second.low), 16)),
+          _mm256_or_si256(rounded(first.high), _mm256_slli_epi32(rounded(second.high), 16))};
 }
 SHOAL_INLINE void narrow16(uint16_t* p, Floats value) {
   store_bits(p, _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded(value.low), rounded(value.high)), 0xd8));

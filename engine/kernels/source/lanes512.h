@@ -10,6 +10,7 @@ using Floats = __m512;    // +, −, · are the compiler's own
 using Ints = __m512i;     // sixteen words of 32 bits
 using Lanes = __mmask16;  // some of the lanes
 
+constexpr bool kMultipliesWords = true;  // there is a product of words of two bfloat16 numbers
 constexpr long kRowsOf16 = 12, kRowsOf32 = 12;  // of a product, 16 or 32 columns wide, whose sums stay in registers
 
 inline Lanes lanes(long count) { return count >= 16 ? 0xffff : (Lanes)((1u << (count < 0 ? 0 : count)) - 1); }
@@ -27,6 +28,7 @@ inline void store16(float* p, Floats value) { _mm512_storeu_ps(p, value); }
 inline Ints load_words(const uint32_t* p) { return _mm512_loadu_si512(p); }
 inline Ints load_words(const uint32_t* p, Lanes some) { return _mm512_maskz_loadu_epi32(some, p); }
 inline void store_words(uint32_t* p, Ints words) { _mm512_storeu_si512(p, words); }
+inline void store_words(uint32_t* p, Ints words, long count) { _mm512_mask_storeu_epi32(p, lanes(count), words); }
 inline void copy_line_past_caches(char* to, const char* from) { _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from)); }
 
 inline Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
@@ -45,6 +47,10 @@ inline Floats first_halves(Ints words) { return _mm512_castsi512_ps(_mm512_slli_
 inline Floats second_halves(Ints words) { return _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32((int)0xffff0000))); }
 inline Ints join_halves(Floats first, Floats second) {  // of numbers that are bfloat16 already
   return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(first), 16), _mm512_castps_si512(second));
+}
+inline Ints narrow_pairs(Floats first, Floats second) {
+  return join_halves(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(first)), 16)),
+                     _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(second)), 16)));
 }
 inline Floats add_word_products(Floats sum, Ints a, Ints b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
 

@@ -120,7 +120,7 @@ struct Cut {
   bool by_rows;
 
   Cut(long rows, long num_threads, bool tiled) {
-    const long most = tiled ? kMostTileRows : 96, unit = tiled ? 32 : 12;
+    const long most = tiled ? kMostTileRows : 96, unit = tiled ? 32 : 1;
     by_rows = rows >= (tiled ? 384 : 24) * num_threads;
     const long rounds = (rows + num_threads * most - 1) / (num_threads * most);
     const long even = (rows + rounds * num_threads - 1) / (rounds * num_threads);
