@@ -1,8 +1,8 @@
 """What of one transfer is complete, and when it is worth a message. Knows entries and one buffer; knows no pair and no stream.
 
-While a step runs, its transfer may hold one staging buffer. Entries are packed and summed in the step's own thread, right
-behind the layer that wrote them, where they still lie in the processor's cache: later they would be read from memory, on the
-core that computes. Without a buffer, entries are reported one by one and packed by the pair's lane.
+While a step runs, its transfer may hold one staging buffer. Entries are packed and summed in the step's own thread, all of a
+message's at once: a step that stopped at each layer for it would find nothing of this program in the caches any more, which
+costs the core that computes more than reading the entries from memory. Without a buffer, the pair's lane packs.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,7 +67,9 @@ class Gathering:
         self._num_missing_bytes = plan.num_bytes
         self._largest_bytes = max(entry.num_bytes for entry in plan.entries)
         self._last_layer = max((entry.layer for entry in plan.entries if entry.kind is EntryKind.KV), default=0)
-        self._num_early = sum(map(self._is_early, plan.entries))  # entries missing that lie below the last layer
+        self._num_early_bytes = sum(
+            entry.num_bytes for entry in plan.entries if self._is_early(entry)
+        )  # missing below the last layer
         self._buffer: _Buffer | None = None
         self._in_step = False
 
@@ -98,20 +100,21 @@ class Gathering:
         if not indices:
             return
         with self._lock:
-            num_bytes = sum(self._plan.entries[index].num_bytes for index in indices)
+            entries = [self._plan.entries[index] for index in indices]
+            num_bytes = sum(entry.num_bytes for entry in entries)
             self._complete.extend(indices)
             self._num_complete_bytes += num_bytes
             self._num_missing_bytes -= num_bytes
+            self._num_early_bytes -= sum(entry.num_bytes for entry in entries if self._is_early(entry))
             if not self._in_place:
                 self._pack()
-                self._num_early -= sum(self._is_early(self._plan.entries[index]) for index in indices)
             if self._is_due():
                 self._hand_over()
 
     def is_worth(self, num_bytes: int) -> bool:
-        """Whether a message would leave if so many bytes more were complete. Where a step packs, it should tell of each layer."""
+        """Whether a message would leave if so many bytes more were complete: so long a step need not stop to tell of them."""
         with self._lock:
-            return not self._in_place or self._is_due(num_bytes)
+            return self._is_due(num_bytes)
 
     def end_step(self) -> None:
         """The step is over: whatever is complete goes, and no buffer stays here. What is read in place waits for more."""
@@ -140,7 +143,7 @@ class Gathering:
             return num_missing == 0 or (is_most and num_missing >= _WORTH_BYTES)
         is_most = num_complete >= 2 * num_missing
         is_full = num_complete + self._largest_bytes > self._max_gathered_bytes
-        return is_full or self._num_early == 0 or is_most
+        return is_full or self._num_early_bytes <= num_more_bytes or is_most
 
     def _is_early(self, entry: Entry) -> bool:
         return entry.kind is EntryKind.KV and entry.layer < self._last_layer

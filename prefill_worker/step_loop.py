@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.config.transfer import SHARED_MEMORY
 from shoal.config.worker import WorkerConfig
 from shoal.engine.resident import Resident
 from shoal.engine.segment import RequestKv, Segment, prefill_segments
@@ -48,7 +47,6 @@ class PrefillStepLoop(StepLoop[PrefillStep, None]):
         self._resident = resident
         self._config = config
         self._layer_done = layer_done
-        self._reads_in_place = config.transfer.backend == SHARED_MEMORY  # else each layer is packed while it lies in the cache
         self._batcher = Batcher()
         self._work: dict[str, Work] = {}
 
@@ -99,7 +97,7 @@ class PrefillStepLoop(StepLoop[PrefillStep, None]):
             segments += mine
             owners += [piece] * len(mine)
         step_pass = self._resident.decoder.forward(segments, self._resident.pool)
-        if self._reads_in_place and self._layer_done is None:
+        if self._layer_done is None:
             step_pass.listen(lambda layer: any([piece.work.task.hears(layer, piece.chunk.stop) for piece in step]))
         first = 0  # layer that nobody has been told of
         for layer in step_pass:

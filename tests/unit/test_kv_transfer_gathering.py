@@ -87,6 +87,31 @@ def test_whoever_asks_before_tells_no_more_than_what_is_due() -> None:
     assert [len(indices) for indices in told.ready] == [96, 20, 4] and not unheard
 
 
+@pytest.mark.parametrize("num_entries", [1, 2, 3, 10, 30, 41])
+def test_asking_before_changes_no_message_of_a_step_that_packs(num_entries: int) -> None:
+    """Told of every layer, or only of those that it has asked about: the same messages, the same bytes in them."""
+    sent: list[list[tuple[list[int], list[int]]]] = []
+    for asks in (False, True):
+        told, unheard, memory = Told(num_entries, 8 * SIZE), list[int](), dict[int, torch.Tensor]()
+        told.gathering.begin_step()
+        for index in range(num_entries):
+            if told.gathering.takes_buffer:
+                memory[index] = buffer(8)
+                assert told.gathering.offer(index, memory[index])
+            unheard.append(index)
+            if not asks or told.gathering.is_worth(SIZE * len(unheard)):
+                told.gathering.complete(unheard)
+                unheard.clear()
+        told.gathering.complete(unheard)
+        told.gathering.end_step()
+        assert not told.ready
+        sent.append(
+            [(entries, memory[ticket][: SIZE * len(entries)].tolist()) for ticket, entries, _, _ in told.filled if entries]
+        )
+    assert sent[0] == sent[1]
+    assert [index for entries, _ in sent[1] for index in entries] == list(range(num_entries))
+
+
 def test_a_small_plan_read_in_place_is_one_message() -> None:
     told = Told(30, 8 << 20, in_place=True)
     for index in range(29):

@@ -4,7 +4,7 @@
 // This is also the layout ("VNNI") of the tile unit's right side: large bfloat16 products go there (amx.h).
 //
 // T: what B holds; L: what A holds. L is T, or float with a bfloat16 B, whose words are widened as they are read: that is for
-// processors on which the product of bfloat16 words takes as long as four products of floats (`use_floats`).
+// processors that have no product of bfloat16 words, or take as long for it as for four products of floats (`use_floats`).
 #pragma once
 #include <type_traits>
 
@@ -31,7 +31,7 @@ __attribute__((noinline)) void micro(long words, const L* a, long lda, const uin
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) sum[m][v] = add ? load16(c + m * ldc + 16 * v) : zeros();
   for (long k = 0; k < words; ++k) {
-    if constexpr (MR <= 8) {  // few rows: the right side comes from memory: ask for it early
+    if constexpr (MR <= 8) {  // few rows, or few registers: the right side comes from memory: ask for it early
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) _mm_prefetch(reinterpret_cast<const char*>(b + (k + 64) * ldb + 16 * v), _MM_HINT_T0);
     }
