@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from shoal.engine.stages import RowGroup, Stage
 from shoal.engine.torch_attention import TorchAttention
 from shoal.engine.torch_layers import TorchLayers
 from shoal.engine.weights import LayerWeights
-from shoal.model_files import DecoderConfig, RopeConfig
+from shoal.model_files import Activation, DecoderConfig, RopeConfig
 from shoal.types import DType, ModelShape
 from tests import engine_support as support
 
@@ -236,6 +237,47 @@ def test_layer(
         assert other.abs().max() > 0.5
         scale = other.abs().clamp(min=1.0)
         assert ((own.float() - other).abs() / scale).max() < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("activation", "gate"), [(Activation.GELU_TANH, -1e14), (Activation.SILU, -3e38), (Activation.SILU, 80.0)]
+)
+def test_activations_of_numbers_whose_exponential_is_no_float(
+    threads: int, dtype: DType, activation: Activation, gate: float
+) -> None:
+    """One row of ones, attention that adds nothing, gates that are all the same: what torch's own operations make of it."""
+    hidden, like, dims = 16, DTYPES[dtype], shape(1, 1, 8, hidden=16, ffn=16)
+    settings = replace(config(dims, bias=False, norms=False), activation=activation)
+    ones, gates = torch.ones(hidden), torch.full((16, hidden), gate / hidden)
+    gate_up = torch.cat([gates, torch.full((16, hidden), 1 / hidden)])
+    weights = LayerWeights(
+        *(t.to(like) for t in (ones, torch.zeros(24, hidden))), None, None, None,
+        *(t.to(like) for t in (torch.zeros(hidden, 8), ones, gate_up, torch.eye(hidden))),
+    )  # fmt: skip
+
+    def last_row(layers: LayerBackend) -> torch.Tensor:
+        slots = torch.arange(1)
+        group = RowGroup(None, torch.ones(1, 1, dtype=torch.int64), slots)
+        stage = Stage(range(1), group, None, (QueryRun(0, 1, 0, np.ones((1, 1), np.int32), SlotGeometry()),))
+        layers.hold({0: weights}, {})
+        rows = StageRows(
+            group, torch.ones(1, hidden, dtype=like), Frequencies.of(settings).rotations(slots, layers.rotation_dtype)
+        )
+        done = layers.run(StageWork(stage, rows, None, KvPool(dims, 2, 4, dtype)))
+        assert list(done.layers(lambda layer: False)) == [] and done.x is not None
+        return done.x.float()
+
+    native = last_row(NativeLayers(settings, like))
+    assert torch.allclose(native, last_row(TorchLayers(settings, like, TorchAttention())), rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [1, 3, 16])
+def test_denormal_rows_of_the_head_score_nothing(threads: int, dtype: DType, num_rows: int) -> None:
+    head = torch.full((40, 64), 1e-39).to(DTYPES[dtype])
+    x = torch.ones(num_rows, 64).to(DTYPES[dtype])
+    assert not kernels().score(x, torch.ones(64).to(DTYPES[dtype]), head, 1e-5).any()
 
 
 def test_the_same_by_avx2_where_there_is_more() -> None:

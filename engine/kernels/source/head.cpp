@@ -102,6 +102,7 @@ inline void split_halves(const uint32_t* words, long count, float* to) {
 template <class T>
 void score(const T* x, const T* norm, const T* head, float* out, long rows, long hidden, long vocab, float eps, int num_threads) {
   static thread_local Scratch<T> shared;
+  const FlushScope flush;
   const long words = hidden / Words<T>::kPer;
   T* normed = shared.at_least(rows * hidden);
   for (long r = 0; r < rows; ++r) rms_norm(x + r * hidden, norm, hidden, eps, normed + r * hidden);
@@ -133,6 +134,7 @@ void score(const T* x, const T* norm, const T* head, float* out, long rows, long
   for (long r = 0; kByHalves<T> && r < rows; ++r) split_halves(reinterpret_cast<const uint32_t*>(normed + r * hidden), words, halves + r * hidden);
 #pragma omp parallel for schedule(dynamic, 16) num_threads(num_threads)
   for (long block = 0; block < (vocab + kBlock - 1) / kBlock; ++block) {
+    const FlushScope flush_here;
     const long first = block * kBlock, left = vocab - first;
     const uint32_t* weights[kBlock];
     for (long i = 0; i < kBlock; ++i) weights[i] = reinterpret_cast<const uint32_t*>(head + std::min(first + i, vocab - 1) * hidden);

@@ -96,15 +96,18 @@ SHOAL_INLINE float max_all(Floats x) {
   return join_all(x, [](__m256 a, __m256 b) { return maximum(a, b); });
 }
 
-SHOAL_INLINE Floats fraction(Floats x) { return {x.low - _mm256_floor_ps(x.low), x.high - _mm256_floor_ps(x.high)}; }
+// An exponent that a float can have: infinity is the largest. In this order of arguments a NaN stays one.
+constexpr float kLeastPower = -125.0f, kMostPower = 127.9999f;
+SHOAL_INLINE __m256 bounded(__m256 x) { return _mm256_min_ps(_mm256_set1_ps(kMostPower), _mm256_max_ps(_mm256_set1_ps(kLeastPower), x)); }
 
-// For p in [½, 2): ⌊x⌋ is added to its exponent. Zero where that would be denormal, the largest powers where it would overflow.
+SHOAL_INLINE __m256 fraction(__m256 x) { return bounded(x) - _mm256_floor_ps(bounded(x)); }
+SHOAL_INLINE Floats fraction(Floats x) { return {fraction(x.low), fraction(x.high)}; }
+
+// For p in [½, 2): ⌊x⌋ is added to its exponent. Zero where that would be denormal, the largest floats where it would overflow.
 SHOAL_INLINE __m256 times_power(__m256 p, __m256 x) {
-  const __m256 least = _mm256_set1_ps(-125.0f), most = _mm256_set1_ps(127.0f);
-  const __m256 whole = _mm256_floor_ps(_mm256_min_ps(most, _mm256_max_ps(least, x)));  // in this order a NaN stays one
-  const __m256i power = _mm256_slli_epi32(_mm256_cvtps_epi32(whole), 23);
+  const __m256i power = _mm256_slli_epi32(_mm256_cvtps_epi32(_mm256_floor_ps(bounded(x))), 23);
   const __m256 result = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), power));
-  return _mm256_andnot_ps(_mm256_cmp_ps(x, least, _CMP_LT_OQ), result);
+  return _mm256_andnot_ps(_mm256_cmp_ps(x, _mm256_set1_ps(kLeastPower), _CMP_LT_OQ), result);
 }
 SHOAL_INLINE Floats times_power(Floats p, Floats x) { return {times_power(p.low, x.low), times_power(p.high, x.high)}; }
 
