@@ -1,9 +1,12 @@
-"""What this machine's processor can do, as Linux tells it. Knows names of CPU features; decides nothing."""
+"""What this machine's processor can do, as Linux tells it, and what the user allows. Knows names of CPU features."""
 
+import os
 import platform
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
+
+from shoal.errors import InvalidConfig
 
 
 class InstructionSet(StrEnum):
@@ -14,8 +17,8 @@ class InstructionSet(StrEnum):
 
 
 NEEDS = {
-    InstructionSet.AVX512: frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "fma", "bmi2"}),
-    InstructionSet.AVX2: frozenset({"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"}),
+    InstructionSet.AVX512: frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "avx512_bf16", "fma", "bmi2"}),
+    InstructionSet.AVX2: frozenset({"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"}),
 }
 AMX = frozenset({"amx_tile", "amx_bf16"})
 
@@ -29,6 +32,14 @@ def cpu_features() -> frozenset[str]:
 def missing_features(instructions: InstructionSet) -> list[str]:
     """What kernels compiled for these instructions need and this processor lacks."""
     return sorted(NEEDS[instructions] - cpu_features())
+
+
+def named_instructions() -> InstructionSet | None:
+    """What SHOAL_INSTRUCTIONS asks for; None where it is not set, or empty. Raises InvalidConfig."""
+    named = os.environ.get("SHOAL_INSTRUCTIONS", "")
+    if named and named not in list(InstructionSet):
+        raise InvalidConfig(f"SHOAL_INSTRUCTIONS is {named!r}; known: {', '.join(InstructionSet)}")
+    return InstructionSet(named) if named else None
 
 
 def has_amx() -> bool:

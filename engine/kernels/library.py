@@ -2,7 +2,6 @@
 
 import ctypes
 import logging
-import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,9 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from shoal.engine.kernels.build import BuildFailed, build
-from shoal.engine.kernels.cpu import InstructionSet, has_amx, missing_features, widens_bfloat16
+from shoal.engine.kernels.cpu import InstructionSet, has_amx, missing_features, named_instructions, widens_bfloat16
 from shoal.engine.kernels.structures import StageArgs
-from shoal.errors import InvalidConfig
 
 _log = logging.getLogger(__name__)
 
@@ -114,15 +112,15 @@ def kernels() -> Kernels:
         _log.warning("the system does not let this process use AMX; large bfloat16 products take several times as long")
     uses_floats = not uses_amx and (instructions is InstructionSet.AVX2 or widens_bfloat16())
     library.shoal_use_floats(uses_floats)
+    unit = "tiles" if uses_amx else "floats" if uses_floats else "words"
+    _log.info("kernels for %s are loaded; bfloat16 is multiplied in %s", instructions, unit)
     return Kernels(library, path, instructions, uses_amx, uses_floats)
 
 
 def _instructions() -> InstructionSet:
     """The best that this processor has, or what SHOAL_INSTRUCTIONS names."""
-    named = os.environ.get("SHOAL_INSTRUCTIONS")
-    if named is not None and named not in list(InstructionSet):
-        raise InvalidConfig(f"SHOAL_INSTRUCTIONS is {named!r}; known: {', '.join(InstructionSet)}")
-    allowed = list(InstructionSet) if named is None else [InstructionSet(named)]
+    named = named_instructions()
+    allowed = list(InstructionSet) if named is None else [named]
     missing = {instructions: missing_features(instructions) for instructions in allowed}
     for instructions, lacks in missing.items():
         if not lacks:

@@ -25,6 +25,9 @@ def check(config: ServeConfig) -> ModelFiles:
     missing = [name for name in ("torch", "ray", "psutil") if find_spec(name) is None]
     if missing:
         raise InvalidConfig(f"`shoal serve` needs {', '.join(missing)}; run `pip install -e '.[serve]'`")
+    from shoal.engine.kernels.cpu import named_instructions  # brings torch
+
+    named_instructions()
     model = open_model(config.model, config.adapter)
     shape = model.config.shape
     for pool in config.pools:
