@@ -264,7 +264,8 @@ def test_activations_of_numbers_whose_exponential_is_no_float(
         rows = StageRows(
             group, torch.ones(1, hidden, dtype=like), Frequencies.of(settings).rotations(slots, layers.rotation_dtype)
         )
-        done = layers.run(StageWork(stage, rows, None, KvPool(dims, 2, 4, dtype)))
+        pool = KvPool(dims, 2, 4, dtype)  # a stage holds its address only
+        done = layers.run(StageWork(stage, rows, None, pool))
         assert list(done.layers(lambda layer: False)) == [] and done.x is not None
         return done.x.float()
 
