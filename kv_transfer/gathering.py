@@ -67,9 +67,8 @@ class Gathering:
         self._num_missing_bytes = plan.num_bytes
         self._largest_bytes = max(entry.num_bytes for entry in plan.entries)
         self._last_layer = max((entry.layer for entry in plan.entries if entry.kind is EntryKind.KV), default=0)
-        self._num_early_bytes = sum(
-            entry.num_bytes for entry in plan.entries if self._is_early(entry)
-        )  # missing below the last layer
+        # missing below the last layer
+        self._num_early_bytes = sum(entry.num_bytes for entry in plan.entries if self._is_early(entry))
         self._buffer: _Buffer | None = None
         self._in_step = False
 

@@ -9,10 +9,6 @@ constexpr long kBlock = 16;  // rows of the head whose sums are folded together
 constexpr int kRowsAtOnce = 4;
 constexpr long kChunk = 32;  // rows of the head in one product
 
-// Whether rows of x are kept as floats, the first halves of their words and then the second: where there is no product of words.
-template <class T>
-constexpr bool kByHalves = sizeof(T) == 2 && !kMultipliesWords;
-
 // The products of one row of the head with R rows of x.
 template <int R>
 inline void add_halves(const uint32_t* weights, const float* x, long words, Floats (&sums)[R]) {
@@ -92,6 +88,7 @@ void chunk_scores(const uint32_t* turned, long columns, const T* head, long chun
   }
 }
 
+// A row of x as floats: the first halves of its words, then the second.
 inline void split_halves(const uint32_t* words, long count, float* to) {
   for (long at = 0; at < count; at += 16) {
     const Ints own = load_words(words + at, lanes(count - at));

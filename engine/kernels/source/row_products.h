@@ -201,6 +201,6 @@ struct ByHalves {
 };
 
 template <class T, int NW>
-using RowProducts = std::conditional_t<sizeof(T) == 2 && !kMultipliesWords, ByHalves<NW>, ByWords<T, NW>>;
+using RowProducts = std::conditional_t<kByHalves<T>, ByHalves<NW>, ByWords<T, NW>>;
 
 }  // namespace shoal

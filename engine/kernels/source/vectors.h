@@ -32,6 +32,10 @@ struct Words<bf16> {
   static inline Floats dot(Floats sum, Ints a, Ints b) { return add_word_products(sum, a, b); }
 };
 
+// Whether single rows' products take words of T apart into halves: where there is no product of words.
+template <class T>
+constexpr bool kByHalves = sizeof(T) == 2 && !kMultipliesWords;
+
 // Denormal numbers of this thread's arithmetic are zeros, as products of bfloat16 words take them anyway: one of them makes a
 // product of floats take a hundred times as long, and weights of keys far below a row's best are many.
 class FlushScope {
