@@ -8,7 +8,7 @@ from shoal.pb.internal.v1 import worker_pb2 as pb
 
 _COLUMNS = (
     "visibility", "prompt", "TTFT split", "TTFT alone", "split − alone", "first step", "exposed", "one layer",
-    "reserved", "to compute", "compute", "after", "alone's own", "a later step",
+    "apart", "beside", "reserved", "to compute", "compute", "after", "alone's own", "a later step",
 )  # fmt: skip
 
 
@@ -18,6 +18,9 @@ def print_exposed_head(backend: str) -> None:
         f"\n### Exposed transfer by {backend}, one core a pool (ms: median, spread)\n\n"
         "alone: the same prompt in one worker on the prefill pool's core. exposed: split − alone − first step, of each pair.\n"
         "first step: decode's, from the last entry's arrival to the token. one layer: a layer's bytes at the handoff's rate.\n"
+        "apart: exposed, without the difference of the two compute times. beside: CPU time of the prefill worker's other\n"
+        "threads meanwhile, more than alone's. Where compute varies by more than is exposed, read these: it is at most\n"
+        "their sum, and what the caches lose.\n"
         "The parts of split: reserved: until the caller knows where to send; to compute: the call of the prefill worker, its\n"
         "queue, and decode's notice of the end; compute: the prefill worker's steps, with what runs beside them on its core;\n"
         "after: from the last layer to decode's acknowledgement. alone's own: the same prompt in the worker alone, calls left\n"
@@ -34,13 +37,17 @@ def print_exposed(
     first = [_of(t).first_token_ms - _of(t).transfer_done_ms for t in split]
     prefills = [t.prefill for t in split if t.prefill is not None]
     before = [_of(t).transfer_done_ms - p.compute_ms - p.after_compute_ms for t, p in zip(split, prefills, strict=True)]
+    exposed = [gap - step for gap, step in zip(gaps, first, strict=True)]
+    slower = [p.compute_ms - _of(t).first_token_ms for p, t in zip(prefills, alone, strict=True)]
     cells = [
         ms(t.ttft * 1e3 for t in split),
         ms(t.ttft * 1e3 for t in alone),
         ms(gaps),
         ms(first),
-        ms(gap - step for gap, step in zip(gaps, first, strict=True)),
+        ms(exposed),
         f"{layer_ms:.1f}",
+        ms(whole - more for whole, more in zip(exposed, slower, strict=True)),
+        ms(a.beside_ms - b.beside_ms for a, b in zip(split, alone, strict=True)),
         ms(t.reserved * 1e3 for t in split),
         ms(before),
         ms(p.compute_ms for p in prefills),

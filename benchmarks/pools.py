@@ -32,6 +32,7 @@ class Timed:
     begin: float = 0.0  # by the performance counter
     ttft: float = 0.0
     reserved: float = 0.0  # since the call
+    beside_ms: float = 0.0  # CPU time of the threads that do not compute, of the worker that prefills
     token_times: list[float] = field(default_factory=list)  # since the call
     prefill: pb.PrefillResponse | None = None
     finished: pb.Finished | None = None
@@ -62,6 +63,11 @@ class RunningWorker:
         while not self.calls.is_open:  # noqa: ASYNC110  # milliseconds, once
             await asyncio.sleep(0.01)
 
+    def thread_times(self) -> dict[str, int]:
+        """CPU time of each thread of the process, in nanoseconds."""
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return {task.name: int((task / "schedstat").read_text().split()[0]) for task in tasks}
+
     async def close(self) -> None:
         await self.calls.close()
         await self._channel.close(None)
@@ -90,6 +96,18 @@ async def worker(folder: Path, pool: Pool, model: str, visibilities: list[str], 
         yield running
     finally:
         await running.close()
+
+
+async def ask_beside(
+    decode: RunningWorker, prefill: RunningWorker | None, prompt: list[int], visibility: str, max_tokens: int
+) -> Timed:
+    """`ask`, and what else than computing took CPU time of the worker that prefills: all threads but the busiest."""
+    worker = prefill or decode
+    before = worker.thread_times()
+    timed = await ask(decode, prefill, prompt, visibility, max_tokens)
+    spent = sorted(after - before.get(thread, 0) for thread, after in worker.thread_times().items())
+    timed.beside_ms = sum(spent[:-1]) / 1e6
+    return timed
 
 
 async def ask(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.exposed import ms, print_exposed, print_exposed_head
-from benchmarks.pools import RunningWorker, Timed, ask, resolved, worker
+from benchmarks.pools import RunningWorker, Timed, ask, ask_beside, resolved, worker
 from benchmarks.wire import print_rates
 from shoal.config.transfer import TransferConfig, choose_backend
 from shoal.config.worker import Pool
@@ -72,7 +72,10 @@ class SplitBench:
             for length in self.lengths:
                 for text in self.visibilities:
                     split, local = await self._interleaved(
-                        lambda p, v: ask(decode, prefill, p, v, 1), lambda p, v: ask(alone, None, p, v, 1), length, text
+                        lambda p, v: ask_beside(decode, prefill, p, v, 1),
+                        lambda p, v: ask_beside(alone, None, p, v, 1),
+                        length,
+                        text,
                     )
                     steps = await ask(decode, None, _prompt(length, 99), resolved(text, self.shape.num_layers), 24)
                     visibility = Visibility.parse(resolved(text, self.shape.num_layers))
