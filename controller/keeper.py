@@ -198,7 +198,8 @@ class SlotKeeper:
         self._name = self._name.next()
 
     def _say_unplaced(self) -> None:
-        message = "Ray has not started it yet: too few free CPUs or GPUs, no node with its pool label, or a busy machine"
+        after = f"after {_PLACEMENT_NOTICE_S:.0f} s"
+        message = f"Ray has not started it {after}: a busy machine, too few free CPUs or GPUs, or no node with its pool label"
         _log.warning("%s: %s", self.slot.worker_id, message)
         self._events.emit("starting", self.slot.worker_id, message, epoch=self._name.epoch)
 
