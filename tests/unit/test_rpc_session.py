@@ -127,6 +127,21 @@ async def test_a_call_left_ends_at_the_server_and_no_other_does(ends: Ends) -> N
     assert await read_all(kept) == ["hang-0", "hang-1"]
 
 
+async def test_a_call_cancelled_in_the_message_that_began_it_leaves_nothing(ends: Ends) -> None:
+    start = pb.StartCall(method=GENERATE, message=shoal_pb2.GenerateRequest(request_id="hang").SerializeToString(), timeout_s=60)
+    requests = [pb.SessionRequest(call=1, start=start), pb.SessionRequest(call=1, cancel=pb.CancelCall())]
+    last = pb.StartCall(method=ABORT, message=shoal_pb2.AbortRequest(request_ids=["a"]).SerializeToString())
+    stream = session_pb2_grpc.SessionsStub(ends.channel).Open()
+    await stream.read()
+    await stream.write(pb.SessionRequests(requests=[*requests, pb.SessionRequest(call=2, start=last)]))
+    while not any(reply.call == 2 and reply.HasField("end") for reply in (await stream.read()).replies):
+        pass
+    sessions = ends.server._sessions
+    assert sessions is not None
+    sessions.drain()
+    assert await asyncio.wait_for(stream.read(), 10) is EOF, "a session without calls ends when its server drains"
+
+
 async def test_a_reader_that_is_cancelled_leaves_its_call(ends: Ends) -> None:
     reading = asyncio.create_task(read_all(ends.generate("hang")))
     await until(lambda: ends.servicer.running == 1)

@@ -105,6 +105,7 @@ class _Session:
         self._last = 0
         self._outgoing: deque[pb.SessionReply] = deque()
         self._waiting_bytes = 0
+        self._is_writing = False
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self._is_over = asyncio.Event()
@@ -128,7 +129,7 @@ class _Session:
 
     def look(self) -> None:
         """Whether there is nothing more to do."""
-        if self._server.is_draining and not self._calls and not self._outgoing:
+        if self._server.is_draining and not self._calls and not self._outgoing and not self._is_writing:
             self._is_over.set()
 
     async def _read(self, requests: AsyncIterator[pb.SessionRequests]) -> None:
@@ -163,6 +164,7 @@ class _Session:
     def _start(self, number: int, start: pb.StartCall) -> None:
         call = self._calls[number] = _Call()
         call.task = asyncio.create_task(self._run(number, call, start))
+        call.task.add_done_callback(lambda _: self._forget(number))  # one cancelled in the message that began it never runs
         if start.HasField("timeout_s"):
             call.timer = asyncio.get_running_loop().call_later(max(0.0, start.timeout_s), call.expire)
 
@@ -178,10 +180,12 @@ class _Session:
             self._say(pb.SessionReply(call=number, end=_end(code)))  # harmless when the caller knows
         else:
             self._say(pb.SessionReply(call=number, end=pb.EndOfCall()))
-        finally:
-            if call.timer is not None:
-                call.timer.cancel()
-            del self._calls[number]
+
+    def _forget(self, number: int) -> None:
+        call = self._calls.pop(number)
+        if call.timer is not None:
+            call.timer.cancel()
+        self.look()
 
     async def _answer(self, number: int, call: _Call, start: pb.StartCall, context: SessionContext) -> None:
         handler = self._server.handler(start.method)
@@ -221,7 +225,9 @@ class _Session:
             self._news.clear()
             while self._outgoing:
                 replies = gather(self._outgoing)
+                self._is_writing = True  # they are in no queue any more, and not sent yet
                 await self._context.write(pb.SessionReplies(replies=replies))
+                self._is_writing = False
                 self._waiting_bytes -= sum(len(reply.message) for reply in replies)
                 self._room.set()
             self.look()
