@@ -2,13 +2,14 @@
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator
 from functools import cache
 
 import pytest
 
 from shoal.constraints import ConstraintVetter
-from shoal.errors import InternalError, InvalidRequest
+from shoal.errors import InternalError, InvalidRequest, Unavailable
 from shoal.model_files import write_random_model
 from shoal.types import Constraint, ConstraintKind
 from tests.fakes.workers import until
@@ -86,11 +87,31 @@ async def test_a_process_that_dies_is_replaced(vetter: ConstraintVetter) -> None
     process.kill()
     await process.wait()
     await vetter.check(Constraint(ConstraintKind.REGEX, "d"))
+    dying = vetter._process
+    assert dying is not None
+    dying.kill()  # its end is not seen yet when the next one is asked
+    await vetter.check(Constraint(ConstraintKind.REGEX, "e"))
+
+
+async def test_one_of_which_the_process_dies_twice_is_refused(vetter: ConstraintVetter) -> None:
     asking = asyncio.create_task(vetter.check(ENDLESS))
-    await until(lambda: vetter.num_checked == 3)
-    os.kill(process_id(vetter), 9)
+    for tries in (1, 2):
+        await until(lambda tries=tries: vetter.num_checked == tries)
+        os.kill(process_id(vetter), 9)
     with pytest.raises(InvalidRequest, match="grammar asks too much of its compiler"):
         await asking
+    await vetter.check(GOOD)
+
+
+async def test_a_process_that_hangs_is_not_blamed_on_the_constraint(
+    vetter: ConstraintVetter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.constraints.vetting._MARGIN_S", 0.1)
+    await vetter.check(GOOD)
+    os.kill(process_id(vetter), signal.SIGSTOP)
+    with pytest.raises(Unavailable, match="does not answer and is started again; try again"):
+        await vetter.check(Constraint(ConstraintKind.REGEX, "f"))
+    await vetter.check(Constraint(ConstraintKind.REGEX, "f"))
 
 
 async def test_without_a_model_there_is_no_process() -> None:

@@ -1,12 +1,14 @@
 """Checks constraints in a process of their own, before anything else is done for them. Knows processes; compiles nothing itself.
 
 What clients send is compiled by native code whose cost no limit of its own bounds: some intersections of regular expressions
-never end. The process is killed when one takes too long, or dies of it; the constraint is refused, and a new process starts when
-the next one comes. What passed here may be compiled elsewhere.
+never end. The process ends itself when one takes too long, or dies of it; the constraint is refused, and a new process starts
+when the next one comes. One death proves nothing, others may have killed it: the constraint is tried once more in a new one. What
+passed here may be compiled elsewhere.
 """
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
@@ -17,9 +19,10 @@ from typing import Final
 import shoal
 from shoal.constraints.child import Child
 from shoal.constraints.grammar import field_name, grammar_of
-from shoal.errors import InternalError, InvalidRequest
+from shoal.errors import InternalError, InvalidRequest, Unavailable
 from shoal.types import Constraint
 
+_log = logging.getLogger(__name__)
 _START_S: Final = 60.0
 _MARGIN_S: Final = 10.0  # the process keeps the limit itself
 _MAX_REMEMBERED: Final = 256
@@ -38,7 +41,10 @@ class ConstraintVetter:
         self.num_checked = 0  # by the process; those remembered are not
 
     async def check(self, constraint: Constraint) -> None:
-        """Raises InvalidRequest with the field and the grammar's own message when no answer can be held to it."""
+        """Raises InvalidRequest with the field and the grammar's own message when no answer can be held to it.
+
+        Raises Unavailable when the process is there and does not answer.
+        """
         if not self._passes(constraint):
             grammar_of(constraint)  # what can be seen without a vocabulary
             await asyncio.shield(asyncio.ensure_future(self._vet(constraint)))  # an answer must be read, whoever waits for it
@@ -61,7 +67,14 @@ class ConstraintVetter:
         async with self._turn:
             if self._passes(constraint):  # an equal one was before us
                 return
-            error = await self._ask(constraint)
+            try:
+                error = await self._ask(constraint)
+            except EOFError:
+                _log.warning("the process that checks constraints died; it is started again, and asked once more")
+                try:
+                    error = await self._ask(constraint)
+                except EOFError:
+                    error = f"{field_name(constraint)} asks too much of its compiler; simplify it"
             if error is not None:
                 raise InvalidRequest(error)
             self._passed[constraint] = None
@@ -69,7 +82,7 @@ class ConstraintVetter:
                 self._passed.popitem(last=False)
 
     async def _ask(self, constraint: Constraint) -> str | None:
-        """What is wrong with it, in words."""
+        """What is wrong with it, in words. Raises EOFError when the process died, and not at its own limit."""
         process = await self._started()
         self.num_checked += 1
         try:
@@ -79,9 +92,11 @@ class ConstraintVetter:
         except (TimeoutError, EOFError, ConnectionError) as failure:
             status = None if isinstance(failure, TimeoutError) else await process.wait()
             await self.close()
-            if status in (None, -signal.SIGALRM):
+            if status is None:  # suspended, or starved: else its own limit would have ended it
+                raise Unavailable("the process that checks constraints does not answer and is started again; try again") from None
+            if status == -signal.SIGALRM:
                 return f"{field_name(constraint)} takes more than {self._limit_s:g} s to compile; simplify it"
-            return f"{field_name(constraint)} asks too much of its compiler; simplify it"
+            raise EOFError from None
         error: str | None = answer["error"]
         return error
 
