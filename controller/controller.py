@@ -76,7 +76,7 @@ class Controller:
             await self._server.start_health(Address.parse(health_listen, "the address of health"))
         await self._server.set_serving(True)
         transfer = self.config.kv_backend if not self.config.colocated else ""
-        self.events.emit("listening", message=str(bound), ray_folder=str(self._cluster.folder or ""), transfer=transfer)
+        self.events.emit("listening", message=str(bound), transfer=transfer)
         return bound
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -126,6 +126,13 @@ class ActorHandle:
         return told
 
 
+def new_ray_folder() -> Path:
+    """A folder for a local Ray's sockets and logs, marked as this process's."""
+    folder = Path(tempfile.mkdtemp(prefix=RAY_PREFIX, dir=SHORT_FOLDER))
+    mark(folder / FOLDER_MARK)
+    return folder
+
+
 class RayCluster:
     """A running Ray that this process drives. Make it in the main thread: Ray's daemons die with the thread that made them."""
 
@@ -137,8 +144,10 @@ class RayCluster:
         self._classes: Mapping[Pool, Any] = {Pool.PREFILL: ray.remote(PrefillActor), Pool.DECODE: ray.remote(DecodeActor)}
 
     @classmethod
-    def start(cls, address: str, namespace: str, *, node_host: str = "", wait_s: float = 60.0) -> Self:
-        """Join the Ray at `address`, or start a local one with tokens on, no dashboard and little memory.
+    def start(
+        cls, address: str, namespace: str, *, folder: Path | None = None, node_host: str = "", wait_s: float = 60.0
+    ) -> Self:
+        """Join the Ray at `address`, or start a local one in `folder` with tokens on, no dashboard and little memory.
 
         `node_host`: an address of this machine; join as a node of our own there, and wait so long for the head to come.
         """
@@ -155,9 +164,6 @@ class RayCluster:
         import ray  # here, not above: the environment must be set first
 
         node = OwnNode.join(address, node_host, wait_s) if address and node_host else None
-        folder = None if address else Path(tempfile.mkdtemp(prefix=RAY_PREFIX, dir=SHORT_FOLDER))
-        if folder is not None:
-            mark(folder / FOLDER_MARK)
         options: dict[str, Any] = {"namespace": namespace, "logging_level": logging.WARNING, "log_to_driver": True}
         try:
             if address:

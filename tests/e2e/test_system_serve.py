@@ -18,6 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from shoal.cli.preflight import check_port, free_port
+from shoal.controller.owner import FOLDER_MARK, RAY_PREFIX, SHORT_FOLDER, Owner
 from shoal.errors import InvalidConfig
 from shoal.pb.v1 import shoal_pb2, shoal_pb2_grpc
 from shoal.rpc import open_sync_channel
@@ -108,10 +109,13 @@ def test_ctrl_c_while_starting_leaves_nothing(tiny_model: Path, tmp_path: Path) 
         assert time.monotonic() < deadline and process.poll() is None
         seen |= {p.pid: p for p in psutil.Process(process.pid).children(recursive=True)}
         time.sleep(0.1)
+    owners = {mark: Owner.read(mark.read_text()) for mark in Path(SHORT_FOLDER).glob(f"{RAY_PREFIX}*/{FOLDER_MARK}")}
+    [folder] = [mark.parent for mark, owner in owners.items() if owner is not None and owner.pid in seen]
     process.send_signal(signal.SIGINT)
     assert process.wait(40) == 0
     _, left = psutil.wait_procs(list(seen.values()), timeout=5)
     assert not left, [p.name() for p in left]
+    assert not folder.exists()
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ class Supervisor:
         self._all_ready = asyncio.Event()
         self._serving = {place.name: asyncio.Event() for place in self.routers}
         self._published: Published | None = None
-        self._crashed = False  # the controller, by itself: its Ray's logs may tell why
+        self._crashed = False  # the controller, by itself, or its Ray did not start: its logs may tell why
         self._secret_folder: tempfile.TemporaryDirectory[str] | None = None
         self._failure = ""
         self._ray_folder = ""  # logs of a local Ray, which stay when it does not end in order
@@ -155,7 +155,8 @@ class Supervisor:
             num_quick = num_quick + 1 if loop.time() - started_at < _QUICK_S else 1
             if not restart or self._failure or num_quick > _MAX_QUICK_RESTARTS or not self._all_ready.is_set():
                 words = f": {' | '.join(last_words[-2:])}" if last_words and status > 0 else ""
-                self._crashed = self._crashed or (place is None and not self._failure)
+                in_order = self._failure and self._listening.is_set()
+                self._crashed = self._crashed or (place is None and not in_order)
                 logs = f" (Ray's logs are in {self._ray_folder})" if self._ray_folder and place is None else ""
                 raise ClusterFailed(self._failure or f"the {name} {how}{words}{logs}")
             num_restarts += 1
@@ -212,6 +213,7 @@ class Supervisor:
             return
         if event.kind == "listening":
             self._listening.set()
+        elif event.kind == "ray":
             self._ray_folder = str(event.data.get("ray_folder", ""))
         elif event.kind == "all-ready":
             self._all_ready.set()

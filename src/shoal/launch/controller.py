@@ -22,7 +22,7 @@ from shoal.config.serve import ServeConfig
 from shoal.controller.controller import Controller
 from shoal.controller.events import EventWriter
 from shoal.controller.guardian import guard
-from shoal.controller.ray_cluster import RayCluster
+from shoal.controller.ray_cluster import RayCluster, new_ray_folder
 from shoal.errors import InvalidConfig, ShoalError
 from shoal.launch.autoscaling import machines_of, service_of
 from shoal.rpc import Address, serve_metrics
@@ -78,8 +78,12 @@ def serve(config: ServeConfig, places: Places, events: EventWriter, *, watch_std
     """Run a controller until it is told to stop. Raises ShoalError when it cannot start or a pool cannot be filled."""
     metrics = serve_metrics(Address.parse(places.metrics_listen), config.cluster) if places.metrics_listen else None
     machines, service = machines_of(config), service_of(config)
-    events.emit("ray", message=f"joining {config.ray_address}" if config.ray_address else "starting")
-    cluster = RayCluster.start(config.ray_address, config.ray_namespace, node_host=places.ray_node, wait_s=config.start_timeout_s)
+    folder = None if config.ray_address else new_ray_folder()
+    # told before Ray starts: whoever ends us meanwhile takes it away
+    events.emit("ray", message="starting" if folder else f"joining {config.ray_address}", ray_folder=str(folder or ""))
+    cluster = RayCluster.start(
+        config.ray_address, config.ray_namespace, folder=folder, node_host=places.ray_node, wait_s=config.start_timeout_s
+    )
     try:
         controller = partial(Controller, config, cluster, events, machines=machines, service=service)
         asyncio.run(_run(controller, config, places, events, watch_stdin=watch_stdin))
