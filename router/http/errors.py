@@ -85,7 +85,9 @@ def answer_error(error: errors.ShoalError, fields: Collection[str] = ()) -> Erro
         message = incident("an HTTP request", error)
     param = error.param if isinstance(error, BadField | UnsupportedField) else None
     if param is None and row.status == 400:
-        param = next((word for word in re.findall(r"\w+", message[:_SEARCHED]) if word in fields), None)
+        if "prompt" in fields:
+            message = message.replace("input_ids", "prompt")  # which is what gRPC calls it
+        param = next((word for word in re.findall(r"[\w']+", message[:_SEARCHED]) if word in fields), None)
     code = "context_length_exceeded" if row.status == 400 and "context limit" in message else row.code
     headers = retry_after(error) or row.headers
     return ErrorAnswer(row.status, error_body(message, row.kind, param, code), headers)

@@ -100,6 +100,7 @@ BAD_CHAT: list[tuple[dict[str, Any], str | None, str]] = [
     ({"temprature": 1}, "temprature", "did you mean temperature?"),
 ]  # fmt: skip
 BAD_TEXT: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"prompt": [49152]}, "prompt", "prompt[0] is 49152; the model's ids"),
     ({"prompt": None}, "prompt", "prompt is missing"),
     ({"prompt": ""}, "prompt", "empty"),
     ({"prompt": []}, "prompt", "empty"),
