@@ -18,6 +18,13 @@ def check_cpus(cpus: Collection[int]) -> None:
         raise InvalidConfig(f"CPU {missing[0]} is not among those that may be used here ({_text(usable)}); name others")
 
 
+def check_threads(num_threads: int) -> None:
+    """Raise InvalidConfig when a worker would have more threads than this process has CPUs."""
+    num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if num_threads > num_cpus:
+        raise InvalidConfig(f"--threads-per-worker {num_threads} exceeds the {num_cpus} CPUs that may be used here; lower it")
+
+
 def keep_to_cpus(cpus: Collection[int]) -> None:
     """Let every thread of this process, and all that they start, run on these CPUs only; none given: leave them alone."""
     check_cpus(cpus)

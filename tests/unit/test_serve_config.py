@@ -194,6 +194,9 @@ def test_a_port_in_use_is_named() -> None:
     [
         (["--visibilities", "full,speed:5"], "prefill depth 5 exceeds the model's 4 layers"),
         (["--decode-cpus", "9999"], "CPU 9999 is not among those"),
+        (["--threads-per-worker", "999"], "--threads-per-worker 999 exceeds the"),
+        (["--threads-per-worker", "5000"], "must be at most 1024, not 5000"),
+        (["--token-budget", "100000000"], "must be at most 1048576, not 100000000"),
         (["--kv-memory", "4KiB"], "too little KV memory"),
         (["--kv-memory", "1000TiB"], "the KV pools of 2 workers may take"),
         (["--model", "no-such-model"], "no-such-model"),

@@ -8,7 +8,7 @@ from shoal.config.serve import ServeConfig
 from shoal.config.tokens import read_tokens
 from shoal.config.worker import NODE, Pool
 from shoal.controller.room import check_memory
-from shoal.engine.affinity import check_cpus
+from shoal.engine.affinity import check_cpus, check_threads
 from shoal.errors import InvalidConfig
 from shoal.model_files import ModelFiles, load_tokenizer, open_model
 from shoal.router.text import PromptEncoder
@@ -42,6 +42,7 @@ def check(config: ServeConfig) -> ModelFiles:
             text = str(error).replace("allowed_visibilities", "--visibilities").replace("kv_memory_bytes", "--kv-memory")
             raise InvalidConfig(text) from error
     if not config.ray_address:
+        check_threads(config.threads_per_worker)
         check_cpus((*config.cpus(Pool.PREFILL), *config.cpus(Pool.DECODE)))
     _check_gpus(config)
     _check_router(config, model)

@@ -16,7 +16,7 @@ from shoal.config.router import HTTP_MAX_BODY_MB, body_bytes
 from shoal.config.shadow import ShadowConfig
 from shoal.config.tls import ClusterConfig, TlsConfig
 from shoal.config.transfer import AUTO, BACKENDS, TransferConfig, choose_backend
-from shoal.config.worker import NODE, Pool, WorkerConfig
+from shoal.config.worker import MAX_THREADS, MAX_TOKEN_BUDGET, NODE, Pool, WorkerConfig
 from shoal.errors import InvalidConfig, InvalidRequest
 from shoal.types import DType
 from shoal.visibility import Visibility
@@ -116,6 +116,9 @@ class ServeConfig:
         for name in ("routers", *pools, "threads_per_worker", "block_size", "token_budget", "max_requests"):
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name, ceiling in (("threads_per_worker", MAX_THREADS), ("token_budget", MAX_TOKEN_BUDGET)):
+            if getattr(self, name) > ceiling:
+                raise InvalidConfig(f"{name} must be at most {ceiling}, not {getattr(self, name)}")
         with named("local_prefill_tokens, local_cached_share"):
             DisaggregationRule(self.local_prefill_tokens, self.local_cached_share)
         for name in ("start_timeout_s", "hang_timeout_s"):

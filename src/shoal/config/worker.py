@@ -6,7 +6,7 @@ A configuration crosses a process border as a plain JSON-able mapping (`to_dict`
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from shoal.config.tls import ClusterConfig
 from shoal.config.transfer import TransferConfig
@@ -16,6 +16,10 @@ from shoal.visibility import Visibility
 
 DEVICES = ("auto", "cpu", "cuda")
 NODE = "node"  # as a host: the address by which Ray knows the node that the worker is placed on
+
+
+MAX_THREADS: Final = 1024  # beyond these a slip of the finger is likelier than a wish
+MAX_TOKEN_BUDGET: Final = 1 << 20
 
 
 class Pool(StrEnum):
@@ -84,6 +88,9 @@ class WorkerConfig:
         for name, floor in floors.items():
             if getattr(self, name) < floor:
                 raise InvalidConfig(f"{name} must be at least {floor}, not {getattr(self, name)}")
+        for name, ceiling in (("num_threads", MAX_THREADS), ("token_budget", MAX_TOKEN_BUDGET)):
+            if getattr(self, name) > ceiling:
+                raise InvalidConfig(f"{name} must be at most {ceiling}, not {getattr(self, name)}")
         if self.num_blocks is not None and self.num_blocks < 1:
             raise InvalidConfig(f"num_blocks must be at least 1, not {self.num_blocks}")
         if self.max_context_tokens is not None and self.max_context_tokens < 2:
