@@ -58,6 +58,11 @@ WATCH_RECONNECTS = counter(
     "shoal_router_reopened_endpoint_streams_total", "Times the list of endpoints had to be asked for again"
 )
 HTTP_REQUESTS = counter("shoal_router_http_requests_total", "Answers of the HTTP door, by path and status", ("path", "status"))
+HTTP_CLOSED = counter(
+    "shoal_router_closed_connections_total",
+    "Connections closed before they brought a request: late_headers, long_headers, too_many",
+    ("reason",),
+)
 TENANT_REQUESTS = counter("shoal_router_tenant_requests_total", "Requests begun within their tenant's limits", ("tenant",))
 LIMITED = counter("shoal_router_limited_requests_total", "Requests beyond their tenant's limits", ("tenant", "limit"))
 UNAUTHENTICATED = counter("shoal_router_unauthenticated_requests_total", "Calls without a valid token, by door", ("door",))

@@ -18,6 +18,7 @@ from shoal.config.shadow import ShadowConfig
 from shoal.config.tls import ClusterConfig, TlsConfig
 from shoal.errors import InvalidRequest, ShoalError
 from shoal.router.app import Router
+from shoal.rpc.open_files import raise_open_files
 from shoal.rpc.tracing import configure_tracing
 from shoal.visibility import Visibility
 
@@ -122,6 +123,7 @@ async def run(config: RouterConfig, beat_s: float = 0.0) -> None:
     """Serve until SIGTERM or SIGINT. Prints one line with the address once it listens."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
+    raise_open_files()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     router = Router(config)

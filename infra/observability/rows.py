@@ -183,6 +183,7 @@ _ERRORS: Final = Row(
         Panel("Pairs that failed", "cps", per_second("shoal_transfer_failed_pairs_total", "end", "reason")),
         Panel("Stalled workers", "short", level("shoal_engine_stalled_state", "instance", how="max")),
         Panel("Answers of the HTTP door", "reqps", per_second("shoal_router_http_requests_total", "status"), stacked=True),
+        Panel("HTTP connections closed unasked", "cps", per_second("shoal_router_closed_connections_total", "reason")),
         Panel("Calls without a valid token", "reqps", per_second("shoal_router_unauthenticated_requests_total", "door")),
         Panel("Lists of workers asked for again", "cps", per_second("shoal_router_reopened_endpoint_streams_total")),
     ),

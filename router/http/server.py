@@ -6,13 +6,16 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from shoal.errors import InvalidConfig
+from shoal.router.http.connection import Closings, ConnectionLimits, GuardedConnection
 from shoal.rpc import Address
+from shoal.rpc.open_files import raise_open_files
 
 _CLOSE_S: Final = 0.2
 _SEND_BUFFER_BYTES: Final = 128 << 10  # what a slow reader may leave with the kernel, which would let it grow to megabytes
@@ -28,9 +31,12 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """`start` binds and returns; `stop` lets running requests finish for a while."""
 
-    def __init__(self, app: ASGIApp, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, app: ASGIApp, tls: ssl.SSLContext | None = None, limits: ConnectionLimits | None = None) -> None:
+        """Without `limits` half of the files that this process may open are for connections: the rest is for all else."""
+        limits = limits or ConnectionLimits(raise_open_files() // 2)
+        connection = partial(GuardedConnection, limits, Closings())
         config = uvicorn.Config(
-            app, loop="none", http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
+            app, loop="none", http=connection, ws="none", lifespan="off", log_config=None, access_log=False,  # type: ignore[arg-type]
             server_header=False, proxy_headers=False, timeout_keep_alive=75,
         )  # fmt: skip
         config.load()

@@ -29,6 +29,7 @@ UNITS = (
     "pairs",
     "state",
     "transitions",
+    "connections",
     "nats",
 )
 SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
