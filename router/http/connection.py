@@ -7,7 +7,6 @@ accepted, or a first byte after an answer ──headers end──▶ a request, 
 import asyncio
 import json
 import logging
-import time
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -31,18 +30,25 @@ class ConnectionLimits:
 
 
 class Closings:
-    """Counts what is closed, and says it in the log, now and then."""
+    """Counts what is closed, and says it in the log, now and then. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._told_at, self._num_untold = -_LOG_EVERY_S, 0
+        self._num_untold, self._last = 0, ""
+        self._quiet: asyncio.TimerHandle | None = None  # there while nothing is said
 
     def count(self, reason: str, words: str) -> None:
         """One connection, closed for a reason."""
         HTTP_CLOSED.labels(reason).inc()
-        self._num_untold += 1
-        if time.monotonic() - self._told_at >= _LOG_EVERY_S:
-            _log.warning("closed %d HTTP connections without a request; the last: %s", self._num_untold, words)
-            self._told_at, self._num_untold = time.monotonic(), 0
+        self._num_untold, self._last = self._num_untold + 1, words
+        if self._quiet is None:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._quiet = None
+        if self._num_untold:
+            _log.warning("closed %d HTTP connections without a request; the last: %s", self._num_untold, self._last)
+            self._num_untold = 0
+            self._quiet = asyncio.get_running_loop().call_later(_LOG_EVERY_S, self._tell)
 
 
 class GuardedConnection(HttpToolsProtocol):

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 from starlette.requests import Request
@@ -14,6 +13,7 @@ from shoal.router.http.connection import ConnectionLimits
 from shoal.router.http.server import HttpServer
 from shoal.rpc import Address
 from shoal.rpc.open_files import raise_open_files
+from tests.fakes.workers import until
 
 LIMITS = ConnectionLimits(max_connections=3, header_s=0.5, max_header_bytes=1000)
 WHOLE = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -120,13 +120,18 @@ async def test_a_long_answer_is_not_cut_by_half_a_request_behind_it(port: int) -
     writer.close()
 
 
-async def test_the_log_tells_now_and_then(port: int, caplog: pytest.LogCaptureFixture) -> None:
-    both = [await connect(port), await connect(port)]
-    for reader, writer in both:
+async def test_the_log_tells_now_and_then(port: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.router.http.connection._LOG_EVERY_S", 0.5)
+
+    def lines() -> list[str]:
+        return [record.message for record in caplog.records if "without a request" in record.message]
+
+    for reader, writer in [await connect(port), await connect(port), await connect(port)]:
         await told(reader)
         writer.close()
-    lines: Any = [record.message for record in caplog.records if "without a request" in record.message]
-    assert lines == ["closed 1 HTTP connections without a request; the last: no whole request arrived within 0.5 s"]
+    words = "HTTP connections without a request; the last: no whole request arrived within 0.5 s"
+    await until(lambda: len(lines()) == 2)
+    assert lines() == [f"closed 1 {words}", f"closed 2 {words}"]
 
 
 def test_as_many_files_as_the_system_allows() -> None:
