@@ -29,6 +29,11 @@ async def read_fields(request: Request, max_bytes: int, timeout_s: float) -> Fie
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("", "identity"):
         raise InvalidRequest(f"the body's content-encoding is {coding!r}; send it as it is: small bodies can unpack to huge ones")
+    too_large = BodyTooLarge(f"the body exceeds the limit of {max_bytes} bytes; shorten it")
+    declared = int(request.headers.get("content-length", "0"))  # the parser lets only numbers of 64 bits through
+    waits = request.headers.get("expect", "").lower() == "100-continue"  # nothing is sent until we ask for it
+    if declared > (max_bytes if waits else _DRAINED_TIMES * max_bytes):
+        raise too_large
     body, num_bytes = bytearray(), 0
     try:
         async with asyncio.timeout(timeout_s):
@@ -41,7 +46,7 @@ async def read_fields(request: Request, max_bytes: int, timeout_s: float) -> Fie
     except TimeoutError:
         raise BodyTooSlow(f"the body did not arrive within {timeout_s:g} s") from None
     if num_bytes > max_bytes:
-        raise BodyTooLarge(f"the body exceeds the limit of {max_bytes} bytes; shorten it")
+        raise too_large
     if not body:
         raise InvalidRequest("the body is empty; send a JSON object")
     check_structure(body)

@@ -239,6 +239,16 @@ async def test_numbers_beyond_json_are_named(http: httpx2.AsyncClient) -> None:
         assert answer.status_code == 400 and words in answer.json()["error"]["message"], answer.text
 
 
+@pytest.mark.parametrize("headers", ["content-length: 99999999999999", "content-length: 30000\r\nexpect: 100-continue"])
+async def test_a_body_that_will_be_too_large_is_refused_before_it_comes(shared: Cluster, headers: str) -> None:
+    host, _, port = shared.http.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{headers}\r\n\r\n".encode())
+    told = await asyncio.wait_for(reader.read(), 10)
+    assert told.startswith(b"HTTP/1.1 413 ") and b"20000 bytes" in told
+    writer.close()
+
+
 async def test_other_statuses(http: httpx2.AsyncClient, shared: Cluster) -> None:
     ask: dict[str, Any] = {"messages": MESSAGES}
     missing = await http.post(CHAT, json=ask | {"model": "gpt-4"})
