@@ -209,7 +209,7 @@ async def test_stop_strings_end_the_answer_and_decode() -> None:
 async def test_characters_split_over_tokens_and_messages_come_whole() -> None:
     tokenizer = load_tokenizer(open_model("smollm2-135m"))
     text = "日本語 👩‍👩‍👧 ok"
-    async with Cluster(flush_s=0.0) as c:
+    async with Cluster(flush_s=0.0, flush_tokens=1) as c:
         c.decode[0].script = [*tokenizer.encode(text), 2]
         *chunks, last = await c.replies(request(stream=True))
         texts = [r.chunk.text for r in chunks]
