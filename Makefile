@@ -24,8 +24,10 @@ demo: $(STAMP) ## Start a local cluster and stream answers under full, speed and
 	$(BIN)/shoal demo
 
 test: $(STAMP) ## Run every test that needs no GPU (the manifests have make infra-check)
-	$(BIN)/python -m pytest -m "not gpu" --ignore tests/e2e --ignore tests/infra -n 2 --dist loadfile
-	$(BIN)/python -m pytest -m "not gpu" tests/e2e
+	@failed=0; \
+	$(BIN)/python -m pytest -m "not gpu" --ignore tests/e2e --ignore tests/infra -n 2 --dist loadfile || failed=1; \
+	$(BIN)/python -m pytest -m "not gpu" tests/e2e || failed=1; \
+	exit $$failed
 
 fuzz: $(STAMP) ## A million hostile inputs on every parser (INPUTS=n, SEED=n)
 	$(BIN)/python -m tests.fuzz --inputs $(or $(INPUTS),1000000) --seed $(or $(SEED),0)

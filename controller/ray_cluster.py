@@ -257,6 +257,6 @@ class RayCluster:
 def _words(error: BaseException) -> str:
     """The telling lines of Ray's long texts, as one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "dead because" in line or "Error" in line.split(":")[0]]
+    telling = [line for line in lines if "dead because" in line or "low on memory" in line or "Error" in line.split(":")[0]]
     text = " ".join((telling or lines or [type(error).__name__])[-1].split())
     return text.split(" Some common causes")[0][:400]

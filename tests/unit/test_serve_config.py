@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from shoal.cli.commands import router_arguments, router_places
-from shoal.cli.preflight import check, check_port, free_port
+from shoal.cli.preflight import check, check_port, context_note, free_port
 from shoal.cli.serve import serve
 from shoal.cli.serve_options import HELP, read_config
 from shoal.config.reading import parse_size, read_yaml
@@ -17,7 +17,7 @@ from shoal.config.serve import ServeConfig
 from shoal.config.worker import Pool
 from shoal.controller.ray_node import OwnNode
 from shoal.errors import InvalidConfig, Unavailable
-from shoal.model_files import write_random_model
+from shoal.model_files import open_model, write_random_model
 from shoal.router.main import command as router
 from shoal.router.main import read_settings
 from shoal.rpc.hosted import HostedWorker
@@ -179,6 +179,19 @@ def test_unreadable_yaml_is_refused(tmp_path: Path) -> None:
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
+
+
+def test_a_pool_that_holds_less_than_the_context_is_told(tmp_path: Path) -> None:
+    model = str(write_random_model(tmp_path, max_context=1024))
+    small = ServeConfig(model=model, dtype="float32", kv_memory=1 << 19)
+    shape = open_model(model).config.shape
+    num_tokens = small.worker(Pool.DECODE).pool_tokens(shape)
+    assert 0 < num_tokens < 1024 and num_tokens * shape.kv_elements * shape.num_layers * 4 <= 1 << 19
+    words = context_note(small, open_model(model))
+    assert f"holds {num_tokens} tokens at full depth, and one request may have 1024" in words
+    assert f"--max-context-tokens {num_tokens}" in words
+    assert not context_note(replace(small, max_context_tokens=num_tokens), open_model(model))
+    assert not context_note(replace(small, kv_memory=1 << 30), open_model(model))
 
 
 def test_a_port_in_use_is_named() -> None:

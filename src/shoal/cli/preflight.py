@@ -72,6 +72,18 @@ def check(config: ServeConfig) -> ModelFiles:
     return model
 
 
+def context_note(config: ServeConfig, model: ModelFiles) -> str:
+    """What to know where a decode worker's KV pool holds less than one request may ask for; "" where it holds it."""
+    shape, worker = model.config.shape, config.worker(Pool.DECODE)
+    num_tokens, context = worker.pool_tokens(shape), config.max_context_tokens or shape.max_context
+    if num_tokens >= context:
+        return ""
+    return (
+        f"note: a decode worker's KV pool holds {num_tokens} tokens at full depth, and one request may have {context}. Those "
+        f"that name no max_tokens ask for all of it and are refused: give --max-context-tokens {num_tokens}, or more --kv-memory"
+    )
+
+
 def _check_doors(config: ServeConfig) -> None:
     """Each router's ports are free and its own."""
     (host, port), http = config.listen_address, config.http_address

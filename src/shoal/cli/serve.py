@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from shoal.cli.failure import told_in_one_line
-from shoal.cli.preflight import check
+from shoal.cli.preflight import check, context_note
 from shoal.cli.progress import StartProgress
 from shoal.cli.serve_options import read_config, serve_options
 from shoal.cli.supervisor import Listeners, Supervisor
@@ -30,14 +30,14 @@ def serve(config_file: Path | None, **flags: Any) -> None:
     """
     with told_in_one_line():
         config = read_config(config_file, flags)
-        check(config)
-        asyncio.run(_serve(config, Console(stderr=True)))
+        note = context_note(config, check(config))
+        asyncio.run(_serve(config, Console(stderr=True), note))
 
 
-async def _serve(config: ServeConfig, console: Console) -> None:
+async def _serve(config: ServeConfig, console: Console, note: str) -> None:
     progress = StartProgress(console, config.log_format)
     supervisor = Supervisor(config, Listeners(progress.on_event, progress.log))
-    running = asyncio.create_task(_run(supervisor, progress))
+    running = asyncio.create_task(_run(supervisor, progress, note))
     num_signals = 0
 
     def on_signal() -> None:
@@ -71,8 +71,10 @@ def _pools(config: ServeConfig) -> str:
     return f"{config.prefill_workers} prefill, {config.decode_workers} decode"
 
 
-async def _run(supervisor: Supervisor, progress: StartProgress) -> None:
+async def _run(supervisor: Supervisor, progress: StartProgress, note: str) -> None:
     await supervisor.start()
+    if note:
+        progress.log(note)
     progress.close()
     config = supervisor.config
     tls = " --tls-ca YOUR_CA.pem" if config.tls.is_on else ""

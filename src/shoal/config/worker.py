@@ -132,6 +132,10 @@ class WorkerConfig:
         """Tokens of prompt and answer together, at most."""
         return shape.max_context if self.max_context_tokens is None else min(self.max_context_tokens, shape.max_context)
 
+    def pool_tokens(self, shape: ModelShape) -> int:
+        """Tokens of one request at full depth that the KV pool holds. Raises InvalidConfig as `pool_blocks`."""
+        return self.pool_blocks(shape) // shape.num_layers * self.block_size
+
     def pool_blocks(self, shape: ModelShape) -> int:
         """Blocks of the KV pool. Raises InvalidConfig when they cannot hold one request of min_request_tokens at full depth."""
         block_bytes = self.block_size * shape.kv_elements * self.dtype.num_bytes
