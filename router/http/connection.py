@@ -59,6 +59,7 @@ class GuardedConnection(HttpToolsProtocol):
         self._limits, self._closings = limits, closings
         self._timer: asyncio.TimerHandle | None = None  # there while headers are awaited
         self._num_header_bytes = 0
+        self._in_body = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -77,7 +78,7 @@ class GuardedConnection(HttpToolsProtocol):
         if self._timer is None and self._is_idle():
             self._await_headers()
         super().data_received(data)
-        if self._timer is not None:
+        if self._timer is not None and not self._in_body:  # what is left of a body may come after its answer
             self._num_header_bytes += len(data)
             if self._num_header_bytes > self._limits.max_header_bytes:
                 self._close("long_headers", 431, f"the request's headers exceed {self._limits.max_header_bytes} bytes")
@@ -91,7 +92,13 @@ class GuardedConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The parser saw the last header."""
         self._end_wait()
+        self._in_body = True
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The parser saw a request's last byte."""
+        self._in_body = False
+        super().on_message_complete()
 
     def _is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete

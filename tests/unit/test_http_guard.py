@@ -86,6 +86,16 @@ async def test_headers_without_end_are_refused(port: int) -> None:
     writer.close()
 
 
+async def test_a_body_that_goes_on_after_its_answer_is_not_taken_for_headers(port: int) -> None:
+    reader, writer = await connect(port, b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 6000\r\n\r\n")
+    await asyncio.wait_for(reader.readuntil(b"Not Found"), 10)
+    writer.write(b"x" * 3000)
+    await asyncio.sleep(0.1)
+    writer.write(b"x" * 3000 + WHOLE)
+    await answer(reader)
+    writer.close()
+
+
 async def test_one_too_many_is_told_so_and_the_others_go_on(port: int) -> None:
     held = [await connect(port, WHOLE) for _ in range(3)]
     for reader, _ in held:
